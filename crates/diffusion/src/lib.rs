@@ -1,0 +1,1 @@
+//! objectives, noise levels, samplers, guidance.

@@ -1,0 +1,1 @@
+//! models and data sets of the Hugging Face Hub.

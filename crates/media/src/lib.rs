@@ -1,0 +1,1 @@
+//! pictures: decode to RGB8, resize, crop, write PNG.

@@ -1,0 +1,1 @@
+//! architectures and their registry.

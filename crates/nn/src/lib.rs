@@ -1,0 +1,1 @@
+//! layers, parameters, weight files, LoRA, seeded noise.

@@ -1,0 +1,1 @@
+//! the runner: graph, freshness, processes, progress.

@@ -1,0 +1,8 @@
+//! The vocabulary: recipe, graph, buckets, problems. Knows no files but text, no tensors, no processes.
+
+pub mod bucket;
+mod problem;
+pub mod suggest;
+
+pub use bucket::Bucket;
+pub use problem::Problem;

@@ -1,0 +1,225 @@
+//! The words a runner and a stage program exchange: `describe`, `check` and `run`.
+//!
+//! Everything here is JSON on disk or on a pipe, so a stage may be written in any language. The contract knows nothing
+//! of which stages exist, nor of models or tensors.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use spec::Problem;
+
+/// Version of the contract; a runner refuses a program that speaks another.
+pub const CONTRACT: u32 = 1;
+
+/// What `pipeline-<verb> describe` prints.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// [`CONTRACT`].
+    pub contract: u32,
+    /// The verb, such as `encode`.
+    pub stage: String,
+    /// Step version: bumped when the same parameters and inputs would give another result. Part of every key.
+    pub version: u32,
+    /// One sentence for `--help` and `show`.
+    pub about: String,
+    /// JSON Schema of the semantic parameters: those that change the result.
+    pub parameters: Value,
+    /// JSON Schema of the operational settings: those that must not change it (device, threads, paths of logs).
+    pub settings: Value,
+    /// Input name → kind of artifact it takes.
+    pub inputs: BTreeMap<String, String>,
+    /// Kind of the artifact it makes.
+    pub output: String,
+    /// Table name → glob of its Parquet files inside the artifact, for SQL.
+    pub tables: BTreeMap<String, String>,
+    /// Whether a killed run is continued from what it left in `output` and `scratch`; otherwise both are emptied first.
+    pub resumable: bool,
+    /// Devices it can use: `cpu`, `cuda`.
+    pub devices: Vec<String>,
+}
+
+/// What `pipeline-<verb> check --request FILE` reads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckRequest {
+    /// [`CONTRACT`].
+    pub contract: u32,
+    /// The recipe's table of this stage, as written, with `--set` overrides and wired defaults applied.
+    pub parameters: Value,
+    /// Folder of the recipe; relative paths in `parameters` start here.
+    pub base_dir: PathBuf,
+}
+
+/// What `check` prints: nothing is loaded, nothing is fetched beyond small configuration files.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Checked {
+    /// The semantic parameters with every default filled in and every location left out: the stage's share of the key.
+    pub key: Value,
+    /// Things outside the cache that the result depends on; the runner finds their identity.
+    pub sources: Vec<Source>,
+    /// Files whose *contents* went into `key` (a training recipe, a prompt file): a change makes this answer stale.
+    pub consulted: Vec<PathBuf>,
+    /// One line each: settings that are accepted but have no effect, and why.
+    pub notes: Vec<String>,
+    /// What is wrong; empty if the stage can run.
+    pub problems: Vec<Problem>,
+}
+
+/// Something outside the cache that a stage reads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Source {
+    /// Parameter that names it, such as `model` or `dataset`.
+    pub name: String,
+    /// What it is.
+    pub kind: SourceKind,
+    /// Local path, resolved against `base_dir`; or a Hub id `OWNER/NAME`.
+    pub location: String,
+    /// Asked revision on the Hub (branch, tag or commit); `None` is `main`.
+    pub revision: Option<String>,
+    /// Globs, relative to the root of the source, of the files that count; empty means all.
+    pub parts: Vec<String>,
+}
+
+/// Kind of a [`Source`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceKind {
+    /// A local file or folder.
+    Path,
+    /// A model repository of the Hub.
+    HubModel,
+    /// A data-set repository of the Hub.
+    HubDataset,
+}
+
+/// A [`Source`] whose identity the runner has found.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ResolvedSource {
+    /// As asked.
+    pub kind: SourceKind,
+    /// As asked.
+    pub location: String,
+    /// Commit on the Hub that `revision` meant when it was resolved.
+    pub commit: Option<String>,
+    /// Globs of the files that count.
+    pub parts: Vec<String>,
+    /// Identity of the contents: equal contents, equal digest, wherever they lie.
+    pub digest: String,
+}
+
+/// What `pipeline-<verb> run --request FILE` reads: one piece of work.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunRequest {
+    /// [`CONTRACT`].
+    pub contract: u32,
+    /// As in [`CheckRequest`]: semantic parameters and operational settings in one table.
+    pub parameters: Value,
+    /// Folder of the recipe.
+    pub base_dir: PathBuf,
+    /// Source name → where it is and what it was.
+    pub sources: BTreeMap<String, ResolvedSource>,
+    /// Input name → folder of a published artifact.
+    pub inputs: BTreeMap<String, PathBuf>,
+    /// Empty folder (unless the stage is resumable) in which the artifact is made.
+    pub output: PathBuf,
+    /// Folder for temporary files, kept between tries of the same key.
+    pub scratch: PathBuf,
+    /// Earlier artifacts of this stage whose items may be reused, newest first.
+    pub previous: Vec<PathBuf>,
+    /// `cpu`, `cuda` or `cuda:N`.
+    pub device: String,
+    /// CPU threads this stage may use.
+    pub threads: usize,
+}
+
+/// One line on a running stage's standard output.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// Work done so far in the current phase.
+    Progress {
+        /// Phase, such as `encoding pictures`.
+        phase: String,
+        /// Units done.
+        done: u64,
+        /// Units in all, when known.
+        total: Option<u64>,
+        /// Unit, plural: `pictures`, `steps`.
+        unit: String,
+        /// Short text beside the bar, such as `loss 0.412`.
+        note: Option<String>,
+    },
+    /// Named numbers at a step.
+    Metric {
+        /// Step, from 0.
+        step: u64,
+        /// Values by name.
+        values: BTreeMap<String, f64>,
+    },
+    /// Something a person should know; the run goes on.
+    Warning {
+        /// The text.
+        message: String,
+    },
+    /// A refused item; the row is in the artifact's `rejects` table, too.
+    Rejected {
+        /// Sample id or source row.
+        item: String,
+        /// Reason code, such as `decode`.
+        reason: String,
+        /// Detail for a person.
+        detail: String,
+    },
+    /// A file a person may want to open now (a sample picture, a checkpoint).
+    Output {
+        /// What it is.
+        label: String,
+        /// Where it is.
+        path: PathBuf,
+    },
+    /// The last line of a good run.
+    Done {
+        /// One sentence for a person.
+        summary: String,
+        /// Rows in = out + rejected + held.
+        ledger: Ledger,
+        /// Free-form facts for the manifest.
+        info: Value,
+    },
+    /// The last line of a failed run.
+    Failed {
+        /// What went wrong.
+        problem: Problem,
+        /// Exit code the program ends with.
+        exit: i32,
+    },
+}
+
+/// Law L2 at one stage boundary.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Ledger {
+    /// Rows the stage was given.
+    #[serde(rename = "in")]
+    pub taken: u64,
+    /// Rows in its result.
+    pub out: u64,
+    /// Rows refused, each with a reason in `rejects`.
+    pub rejected: u64,
+    /// Rows held back by a policy that the user chose.
+    pub held: u64,
+}
+
+impl Ledger {
+    /// Whether every row is accounted for.
+    pub fn balances(&self) -> bool {
+        self.taken == self.out + self.rejected + self.held
+    }
+}

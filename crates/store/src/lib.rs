@@ -1,0 +1,1 @@
+//! artifacts on disk: digests, keys, manifests, atomic publish.

@@ -1,0 +1,1 @@
+//! Arrow schemas and Parquet tables of the cache.

@@ -1,0 +1,1 @@
+//! what tch lacks, made safe.

@@ -1,0 +1,1 @@
+//! latents to equal-shape shards.

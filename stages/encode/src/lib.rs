@@ -1,0 +1,1 @@
+//! samples to latents and text embeddings.

@@ -1,0 +1,1 @@
+//! files and captions to a table of samples.

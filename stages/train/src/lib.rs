@@ -1,0 +1,1 @@
+//! flow-matching training, full or LoRA.

@@ -1,0 +1,1 @@
+//! drives the real programs from outside.

@@ -1,0 +1,1 @@
+//! the mathematics, compared with diffusers.
