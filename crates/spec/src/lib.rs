@@ -2,6 +2,7 @@
 
 pub mod bucket;
 mod problem;
+pub mod schema;
 pub mod suggest;
 
 pub use bucket::Bucket;

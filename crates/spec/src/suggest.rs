@@ -14,6 +14,8 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
 pub fn help<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str> + Clone) -> String {
     match nearest(name, candidates.clone()) {
         Some(candidate) => format!("did you mean `{candidate}`?"),
-        None => format!("known names: {}", candidates.into_iter().map(|c| format!("`{c}`")).collect::<Vec<_>>().join(", ")),
+        None => {
+            format!("known names: {}", candidates.into_iter().map(|c| format!("`{c}`")).collect::<Vec<_>>().join(", "))
+        }
     }
 }

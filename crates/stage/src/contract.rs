@@ -160,7 +160,8 @@ pub enum Event {
     Metric {
         /// Step, from 0.
         step: u64,
-        /// Values by name.
+        /// Values by name; `null` stands for a number that is not finite.
+        #[serde(deserialize_with = "null_is_nan")]
         values: BTreeMap<String, f64>,
     },
     /// Something a person should know; the run goes on.
@@ -222,4 +223,10 @@ impl Ledger {
     pub fn balances(&self) -> bool {
         self.taken == self.out + self.rejected + self.held
     }
+}
+
+/// JSON has no NaN: `serde_json` writes `null` for it, and this reads it back.
+fn null_is_nan<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f64>, D::Error> {
+    let values = BTreeMap::<String, Option<f64>>::deserialize(deserializer)?;
+    Ok(values.into_iter().map(|(name, value)| (name, value.unwrap_or(f64::NAN))).collect())
 }
