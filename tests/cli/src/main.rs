@@ -1,1 +1,5 @@
-//!
+//! The programs from outside: the real binaries in throw-away folders, and the structure of the workspace itself.
+
+mod architecture;
+mod support;
+mod tidy;
