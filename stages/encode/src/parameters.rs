@@ -1,0 +1,209 @@
+//! What a recipe's `[encode]` table may say, and what of it is semantic.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use spec::{Bucket, Problem};
+
+/// What changes the result.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Parameters {
+    /// A diffusers folder or a Hub id, whose VAE and text encoders are used.
+    pub model: String,
+    /// Revision of a model on the Hub.
+    #[serde(default)]
+    pub revision: Option<String>,
+    /// Pixels a bucket may have at most: buckets of many aspect ratios are laid out under it. 262144 when `buckets` is absent, too.
+    #[serde(default)]
+    pub max_pixels: Option<u64>,
+    /// Exactly these buckets instead, such as `["384x640"]`.
+    #[serde(default)]
+    pub buckets: Vec<String>,
+    /// Multiple of which bucket sides are; the model's own when absent.
+    #[serde(default)]
+    pub quantum: Option<u32>,
+    /// What to do with a picture smaller than its bucket.
+    #[serde(default)]
+    pub upscale: Upscale,
+    /// Tokens to which the long text encoder pads and cuts.
+    #[serde(default = "default_max_sequence_length")]
+    pub max_sequence_length: u32,
+    /// Number format in which VAE and text encoders compute.
+    #[serde(default)]
+    pub dtype: Dtype,
+    /// Which point of the VAE's posterior is stored.
+    #[serde(default)]
+    pub posterior: Posterior,
+    /// Seed of `posterior = "sample"`; each sample draws its own noise from it.
+    #[serde(default)]
+    pub seed: u64,
+}
+
+/// What does not change the result.
+#[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Pictures that go through the VAE at once: 1 on a CPU and 8 on CUDA when absent.
+    pub batch_size: Option<usize>,
+    /// Captions that go through the text encoders at once: 4 on a CPU and 32 on CUDA when absent.
+    pub text_batch_size: Option<usize>,
+}
+
+/// Policy for pictures that would have to be enlarged.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Upscale {
+    /// Enlarge, and count.
+    #[default]
+    Allow,
+    /// Refuse, into `rejects`.
+    Reject,
+}
+
+/// Number format.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// 32 bits: the reference.
+    #[default]
+    Float32,
+    /// 16 bits, as large models are published.
+    Bfloat16,
+}
+
+impl From<Dtype> for tch::Kind {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Float32 => Self::Float,
+            Dtype::Bfloat16 => Self::BFloat16,
+        }
+    }
+}
+
+/// Which point of the posterior.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Posterior {
+    /// Its mean.
+    #[default]
+    Mean,
+    /// A draw, a function of (`seed`, sample id).
+    Sample,
+}
+
+/// Pixels per bucket when the recipe names neither budget nor buckets.
+pub const DEFAULT_MAX_PIXELS: u64 = 512 * 512;
+
+fn default_max_sequence_length() -> u32 {
+    512
+}
+
+impl Parameters {
+    /// The pixel budget, unless buckets are explicit.
+    pub fn budget(&self) -> Option<u64> {
+        self.buckets.is_empty().then(|| self.max_pixels.unwrap_or(DEFAULT_MAX_PIXELS))
+    }
+
+    /// The semantic parameters with defaults filled in, without the model's location, and without what has no effect.
+    pub fn key(&self) -> Value {
+        json!({
+            "pictures": self.picture_key(),
+            "captions": self.caption_key(),
+            "buckets": if self.buckets.is_empty() { Value::Null } else { json!(self.buckets) },
+            "max_pixels": self.budget(),
+            "quantum": self.quantum,
+            "upscale": self.upscale,
+        })
+    }
+
+    /// What decides a latent, apart from its picture, its bucket and the VAE.
+    pub fn picture_key(&self) -> Value {
+        let seed = (self.posterior == Posterior::Sample).then_some(self.seed);
+        json!({ "dtype": self.dtype, "posterior": self.posterior, "seed": seed })
+    }
+
+    /// What decides an embedding, apart from its caption and the text encoders.
+    pub fn caption_key(&self) -> Value {
+        json!({ "dtype": self.dtype, "max_sequence_length": self.max_sequence_length })
+    }
+
+    /// The explicit buckets, sorted, without repeats; sides must be multiples of `quantum` where it is known.
+    pub fn explicit_buckets(&self, quantum: Option<u32>) -> Result<Vec<Bucket>, Vec<Problem>> {
+        let mut buckets = Vec::new();
+        let mut problems = Vec::new();
+        for written in &self.buckets {
+            match parse_bucket(written, quantum) {
+                Ok(bucket) => buckets.push(bucket),
+                Err(problem) => problems.push(problem.field("buckets")),
+            }
+        }
+        buckets.sort_unstable();
+        buckets.dedup();
+        if problems.is_empty() { Ok(buckets) } else { Err(problems) }
+    }
+}
+
+fn parse_bucket(written: &str, quantum: Option<u32>) -> Result<Bucket, Problem> {
+    let (width, height) = written
+        .split_once('x')
+        .and_then(|(width, height)| Some((width.parse::<u32>().ok()?, height.parse::<u32>().ok()?)))
+        .filter(|(width, height)| *width > 0 && *height > 0)
+        .ok_or_else(|| {
+            Problem::new(format!("`{written}` is not a bucket")).help("write WIDTHxHEIGHT in pixels, such as `384x640`")
+        })?;
+    match quantum {
+        Some(q) if width % q != 0 || height % q != 0 => {
+            let near = |side: u32| (side + q / 2) / q * q;
+            Err(Problem::new(format!("the sides of bucket `{written}` are not multiples of {q}"))
+                .help(format!("the nearest is `{}x{}`", near(width).max(q), near(height).max(q))))
+        }
+        _ => Ok(Bucket { width, height, frames: 1 }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parameters(text: &str) -> Parameters {
+        serde_json::from_str(text).unwrap()
+    }
+
+    #[test]
+    fn the_key_moves_with_what_matters_and_only_with_it() {
+        let key = |text: &str| parameters(text).key();
+        let base = key(r#"{"model": "a/b"}"#);
+        for same in [
+            r#"{"model": "/elsewhere"}"#,
+            r#"{"model": "a/b", "revision": "v1"}"#,
+            r#"{"model": "a/b", "max_pixels": 262144, "seed": 3, "posterior": "mean"}"#,
+        ] {
+            assert_eq!(key(same), base, "{same}");
+        }
+        for other in [
+            r#"{"model": "a/b", "max_pixels": 65536}"#,
+            r#"{"model": "a/b", "buckets": ["64x64"]}"#,
+            r#"{"model": "a/b", "quantum": 32}"#,
+            r#"{"model": "a/b", "upscale": "reject"}"#,
+            r#"{"model": "a/b", "max_sequence_length": 256}"#,
+            r#"{"model": "a/b", "dtype": "bfloat16"}"#,
+            r#"{"model": "a/b", "posterior": "sample"}"#,
+        ] {
+            assert_ne!(key(other), base, "{other}");
+        }
+        assert_ne!(
+            key(r#"{"model": "a/b", "posterior": "sample", "seed": 1}"#),
+            key(r#"{"model": "a/b", "posterior": "sample", "seed": 2}"#)
+        );
+    }
+
+    #[test]
+    fn bad_buckets_are_all_reported_with_the_nearest_good_one() {
+        let parameters = parameters(r#"{"model": "a/b", "buckets": ["384x640", "400x600", "384", "0x64", "384x640"]}"#);
+        let problems = parameters.explicit_buckets(Some(64)).unwrap_err();
+        assert_eq!(problems.len(), 3);
+        assert!(problems[0].help.as_ref().unwrap().contains("384x576"), "{:?}", problems[0]);
+        assert!(problems.iter().all(|problem| problem.field.as_deref() == Some("buckets")));
+    }
+}

@@ -1,0 +1,120 @@
+//! What a recipe's `[generate]` table may say, and what of it is semantic.
+
+use std::path::PathBuf;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// What changes the pictures.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Parameters {
+    /// Base model: a diffusers folder or a Hub id. A full fine-tune brings its own weights; a LoRA is applied on this.
+    pub model: String,
+    /// Revision of a model on the Hub.
+    #[serde(default)]
+    pub revision: Option<String>,
+    /// Checkpoint inside the `train` artifact, such as `epoch_66_step_199`; the newest when absent.
+    #[serde(default)]
+    pub checkpoint: Option<String>,
+    /// A LoRA of your own: a folder or `.safetensors` file of diffusers or PEFT, or a Hub id.
+    #[serde(default)]
+    pub lora: Option<String>,
+    /// Strength of every LoRA that is applied, trained here or given as `lora`.
+    #[serde(default = "default::lora_scale")]
+    pub lora_scale: f64,
+    /// Texts to draw.
+    #[serde(default)]
+    pub prompts: Vec<String>,
+    /// More texts, after `prompts`: UTF-8, one a line; in a `.jsonl` file objects with `prompt`, `seed`, `negative_prompt`.
+    #[serde(default)]
+    pub prompts_file: Option<PathBuf>,
+    /// What to steer away from, for prompts that name nothing else; `""` is allowed. Turns true classifier-free guidance on.
+    #[serde(default)]
+    pub negative_prompt: Option<String>,
+    /// Scale of true classifier-free guidance, above 1; 4 when there is a negative prompt and no scale.
+    #[serde(default)]
+    pub true_cfg_scale: Option<f64>,
+    /// Pixels across.
+    #[serde(default = "default::side")]
+    pub width: u32,
+    /// Pixels down.
+    #[serde(default = "default::side")]
+    pub height: u32,
+    /// Denoising steps.
+    #[serde(default = "default::steps")]
+    pub steps: u32,
+    /// Scale given to the guidance embedding of a distilled model; a model without one ignores it.
+    #[serde(default = "default::guidance")]
+    pub guidance: f64,
+    /// Seed of the first picture of every prompt, so that prompts compare; the picture after it takes `seed + 1`, and so on.
+    #[serde(default)]
+    pub seed: u64,
+    /// Pictures of each prompt.
+    #[serde(default = "default::images_per_prompt")]
+    pub images_per_prompt: u32,
+    /// Tokens to which the long text encoder pads and cuts.
+    #[serde(default = "default::max_sequence_length")]
+    pub max_sequence_length: u32,
+    /// Number format of all weights and activations.
+    #[serde(default)]
+    pub dtype: Dtype,
+    /// Also draw every picture with the untrained base model, as `…_base.png`.
+    #[serde(default)]
+    pub with_base: bool,
+}
+
+/// What does not change the pictures.
+#[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// Pictures denoised at once.
+    pub batch_size: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self { batch_size: 1 }
+    }
+}
+
+/// Number format.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum Dtype {
+    /// 32 bits: the reference.
+    #[default]
+    Float32,
+    /// 16 bits, as large models are published.
+    Bfloat16,
+}
+
+impl From<Dtype> for tch::Kind {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Float32 => Self::Float,
+            Dtype::Bfloat16 => Self::BFloat16,
+        }
+    }
+}
+
+mod default {
+    pub(super) fn lora_scale() -> f64 {
+        1.0
+    }
+    pub(super) fn side() -> u32 {
+        1024
+    }
+    pub(super) fn steps() -> u32 {
+        28
+    }
+    pub(super) fn guidance() -> f64 {
+        3.5
+    }
+    pub(super) fn images_per_prompt() -> u32 {
+        1
+    }
+    pub(super) fn max_sequence_length() -> u32 {
+        512
+    }
+}
