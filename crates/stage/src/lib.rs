@@ -8,6 +8,7 @@ mod entry;
 mod events;
 mod failure;
 mod parameters;
+mod source;
 
 pub use contract::*;
 pub use entry::entry;

@@ -27,11 +27,11 @@ impl Source {
         if !written.is_empty() && folder.is_dir() {
             return match revision {
                 None => Ok(source(SourceKind::Path, folder.to_string_lossy().into_owned(), None)),
-                Some(revision) => Err(Problem::new(format!(
-                    "`{written}` is a local folder, which has no revision `{revision}`"
-                ))
-                .help("remove `revision`, or name the model by its Hub id")
-                .field(name)),
+                Some(revision) => {
+                    Err(Problem::new(format!("`{written}` is a local folder, which has no revision `{revision}`"))
+                        .help("remove `revision`, or name the model by its Hub id")
+                        .field(name))
+                }
             };
         }
         let id = written.strip_prefix("hf://").unwrap_or(written);
@@ -45,11 +45,11 @@ impl Source {
                 .field(name));
         }
         match (at, revision) {
-            (Some(at), Some(revision)) if at != revision => Err(Problem::new(format!(
-                "`{written}` names revision `{at}` and `revision` names `{revision}`"
-            ))
-            .help("keep one of them")
-            .field("revision")),
+            (Some(at), Some(revision)) if at != revision => {
+                Err(Problem::new(format!("`{written}` names revision `{at}` and `revision` names `{revision}`"))
+                    .help("keep one of them")
+                    .field("revision"))
+            }
             (at, revision) => Ok(source(SourceKind::HubModel, id.to_owned(), at.or(revision))),
         }
     }
@@ -83,9 +83,12 @@ mod tests {
     #[test]
     fn a_revision_may_stand_in_either_place_but_not_differ() {
         let base = Path::new("/nowhere");
-        for (written, revision, asked) in
-            [("hf://a/b@v1", None, Some("v1")), ("a/b", Some("v1"), Some("v1")), ("a/b@v1", Some("v1"), Some("v1")), ("a/b", None, None)]
-        {
+        for (written, revision, asked) in [
+            ("hf://a/b@v1", None, Some("v1")),
+            ("a/b", Some("v1"), Some("v1")),
+            ("a/b@v1", Some("v1"), Some("v1")),
+            ("a/b", None, None),
+        ] {
             assert_eq!(Source::model("model", written, revision, base, &[]).unwrap().revision.as_deref(), asked);
         }
         assert!(Source::model("model", "a/b@v1", Some("v2"), base, &[]).is_err());
