@@ -1,1 +1,16 @@
-//! what tch lacks, made safe.
+//! What tch lacks, made safe: fused AdamW, multi-tensor norms, backward nodes written in Rust, seeded normal numbers,
+//! devices with CUDA loaded on demand.
+//!
+//! The only crate of the workspace with `unsafe`. It knows tensors and devices; no layer, model or optimiser state.
+#![expect(unsafe_code, reason = "the one place where C++ is called")]
+
+pub mod autograd;
+pub mod device;
+mod error;
+mod ffi;
+pub mod memory;
+pub mod ops;
+mod shared;
+
+pub use error::{Error, Result};
+pub use shared::Shared;

@@ -1,0 +1,21 @@
+//! Compiles the C++ side against the libtorch that torch-sys found.
+use std::env;
+use std::path::PathBuf;
+
+fn main() {
+    // torch-sys (`links = "tch"`) publishes its library folder; the headers lie beside it.
+    let lib = PathBuf::from(env::var_os("DEP_TCH_LIBTORCH_LIB").expect("torch-sys did not say where libtorch is"));
+    let include = lib.parent().expect("libtorch/lib has a parent").join("include");
+    println!("cargo:rerun-if-changed=cc");
+
+    let mut build = cc::Build::new();
+    build.cpp(true).std("c++17").warnings(false).define("_GLIBCXX_USE_CXX11_ABI", "1");
+    for folder in [include.clone(), include.join("torch/csrc/api/include")] {
+        build.flag("-isystem").flag(folder);
+    }
+    build.files(["cc/autograd.cc", "cc/device.cc", "cc/ops.cc"]).compile("torch_shim");
+
+    println!("cargo:rustc-link-search=native={}", lib.display());
+    println!("cargo:rustc-link-lib=torch_cpu");
+    println!("cargo:rustc-link-lib=c10");
+}

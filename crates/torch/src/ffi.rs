@@ -1,0 +1,98 @@
+//! The shim's C interface (`cc/`) and the conversions at its border.
+
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+
+use tch::Tensor;
+use torch_sys::C_tensor;
+
+use crate::error::{Error, Result};
+
+pub(crate) type Handle = *mut C_tensor;
+
+/// A boxed Rust function as C++ holds it; see `Closure` in `cc/autograd.cc`.
+#[repr(C)]
+pub(crate) struct Closure {
+    pub(crate) call: unsafe extern "C" fn(*mut c_void, *const Handle, usize, *mut Handle, usize) -> c_int,
+    pub(crate) drop: unsafe extern "C" fn(*mut c_void),
+    pub(crate) data: *mut c_void,
+}
+
+unsafe extern "C" {
+    fn shim_failure() -> *const c_char;
+    fn shim_set_failure(text: *const c_char);
+    pub(crate) fn shim_custom_node(
+        name: *const c_char,
+        inputs: *const Handle,
+        n: usize,
+        outputs: *const Handle,
+        m: usize,
+        closure: Closure,
+    ) -> c_int;
+    pub(crate) fn shim_backward(tensors: *const Handle, gradients: *const Handle, n: usize, keep_graph: c_int) -> c_int;
+    pub(crate) fn shim_fused_adamw(
+        parameters: *const Handle,
+        gradients: *const Handle,
+        means: *const Handle,
+        variances: *const Handle,
+        steps: *const Handle,
+        n: usize,
+        lr: f64,
+        beta1: f64,
+        beta2: f64,
+        weight_decay: f64,
+        eps: f64,
+    ) -> c_int;
+    pub(crate) fn shim_norms(tensors: *const Handle, n: usize) -> Handle;
+    pub(crate) fn shim_scale(tensors: *const Handle, n: usize, factor: Handle) -> c_int;
+    pub(crate) fn shim_randn(seed: u64, shape: *const i64, n: usize) -> Handle;
+    pub(crate) fn shim_load(path: *const c_char) -> c_int;
+    pub(crate) fn shim_deterministic(on: c_int) -> c_int;
+    pub(crate) fn shim_forbid_tf32() -> c_int;
+    pub(crate) fn shim_cuda_peak(device: c_int) -> i64;
+    pub(crate) fn shim_cuda_reset_peak(device: c_int) -> c_int;
+}
+
+pub(crate) fn handle(tensor: &Tensor) -> Handle {
+    tensor.as_ptr().cast_mut()
+}
+
+pub(crate) fn handles(tensors: &[Tensor]) -> Vec<Handle> {
+    tensors.iter().map(handle).collect()
+}
+
+pub(crate) fn failure() -> String {
+    // SAFETY: the shim returns this thread's own NUL-terminated text, which lives until its next failure.
+    unsafe { CStr::from_ptr(shim_failure()) }.to_string_lossy().into_owned()
+}
+
+pub(crate) fn set_failure(text: &str) {
+    let text = c_string(text);
+    // SAFETY: the shim copies the text.
+    unsafe { shim_set_failure(text.as_ptr()) }
+}
+
+/// The status of a call that fails with a negative number.
+pub(crate) fn status<T: PartialOrd + Default>(status: T) -> Result<T> {
+    if status < T::default() { Err(Error::Libtorch(failure())) } else { Ok(status) }
+}
+
+/// The tensor of a call that fails with null.
+pub(crate) fn made(handle: Handle) -> Result<Tensor> {
+    if handle.is_null() {
+        return Err(Error::Libtorch(failure()));
+    }
+    // SAFETY: the shim hands over a heap-held at::Tensor that nothing else owns.
+    Ok(unsafe { Tensor::from_ptr(handle) })
+}
+
+/// Gives the heap-held at::Tensor away.
+pub(crate) fn released(tensor: Tensor) -> Handle {
+    let handle = handle(&tensor);
+    std::mem::forget(tensor);
+    handle
+}
+
+/// Interior NULs, which no path, name or message of ours has, become spaces.
+pub(crate) fn c_string(text: &str) -> CString {
+    CString::new(text.replace('\0', " ")).unwrap_or_default()
+}

@@ -1,0 +1,48 @@
+//! Peak memory of this process and of a GPU.
+
+use std::ffi::c_int;
+
+use tch::Device;
+
+use crate::error::Result;
+use crate::ffi;
+
+/// Most bytes in use so far: resident memory of this process for the CPU (`VmHWM`), bytes held by tensors for a GPU.
+/// `None` where the system does not tell.
+pub fn peak(device: Device) -> Result<Option<u64>> {
+    let Device::Cuda(index) = device else { return Ok(peak_resident()) };
+    // SAFETY: asks the allocator of a device that exists, since only `device::resolve` makes CUDA devices.
+    let bytes = ffi::status(unsafe { ffi::shim_cuda_peak(index as c_int) })?;
+    Ok(u64::try_from(bytes).ok())
+}
+
+/// Starts a GPU's peak afresh; the CPU's peak is the kernel's and stays.
+pub fn reset_peak(device: Device) -> Result<()> {
+    if let Device::Cuda(index) = device {
+        // SAFETY: as in `peak`.
+        ffi::status(unsafe { ffi::shim_cuda_reset_peak(index as c_int) })?;
+    }
+    Ok(())
+}
+
+fn peak_resident() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_grows_with_what_is_held_and_never_falls() {
+        let before = peak(Device::Cpu).unwrap().unwrap();
+        let held = vec![1u8; 256 << 20];
+        let during = peak(Device::Cpu).unwrap().unwrap();
+        assert!(during >= before.max(u64::from(held[7]) * 256 << 20), "{before} {during}");
+        drop(held);
+        assert!(peak(Device::Cpu).unwrap().unwrap() >= during);
+    }
+}

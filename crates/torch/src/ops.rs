@@ -1,0 +1,81 @@
+//! Operators over lists of tensors, and normal numbers that equal those of a seeded torch generator.
+
+use tch::Tensor;
+
+use crate::error::{Error, Result};
+use crate::ffi;
+
+/// Constants of one AdamW step (decoupled weight decay, as `torch.optim.AdamW`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AdamW {
+    /// Learning rate of this step.
+    pub lr: f64,
+    /// Decay of the mean of gradients and of their squares.
+    pub betas: (f64, f64),
+    /// Fraction of each weight taken away per unit of learning rate.
+    pub weight_decay: f64,
+    /// Added to the root of the second moment.
+    pub eps: f64,
+}
+
+/// One AdamW step over all tensors at once, in place. `steps` are f32 scalar tensors, increased here.
+pub fn fused_adamw(
+    step: AdamW,
+    parameters: &[Tensor],
+    gradients: &[Tensor],
+    means: &[Tensor],
+    variances: &[Tensor],
+    steps: &[Tensor],
+) -> Result<()> {
+    let n = parameters.len();
+    for (what, found) in
+        [("gradients", gradients.len()), ("means", means.len()), ("variances", variances.len()), ("step counters", steps.len())]
+    {
+        if found != n {
+            return Err(Error::Count { what, found, expected: n });
+        }
+    }
+    if n == 0 {
+        return Ok(());
+    }
+    let [p, g, m, v, s] = [parameters, gradients, means, variances, steps].map(ffi::handles);
+    // SAFETY: five arrays of `n` live handles each.
+    ffi::status(unsafe {
+        ffi::shim_fused_adamw(
+            p.as_ptr(),
+            g.as_ptr(),
+            m.as_ptr(),
+            v.as_ptr(),
+            s.as_ptr(),
+            n,
+            step.lr,
+            step.betas.0,
+            step.betas.1,
+            step.weight_decay,
+            step.eps,
+        )
+    })?;
+    Ok(())
+}
+
+/// The l2 norm of every tensor, f32 [n], reading each once.
+pub fn norms(tensors: &[Tensor]) -> Result<Tensor> {
+    let handles = ffi::handles(tensors);
+    // SAFETY: an array of `n` live handles.
+    ffi::made(unsafe { ffi::shim_norms(handles.as_ptr(), handles.len()) })
+}
+
+/// Multiplies every tensor by the scalar tensor `factor`, in place.
+pub fn scale(tensors: &[Tensor], factor: &Tensor) -> Result<()> {
+    let handles = ffi::handles(tensors);
+    // SAFETY: an array of `n` live handles and one more.
+    ffi::status(unsafe { ffi::shim_scale(handles.as_ptr(), handles.len(), ffi::handle(factor)) })?;
+    Ok(())
+}
+
+/// Standard normal f32 numbers on the CPU, bitwise those of
+/// `torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))`.
+pub fn randn_seeded(seed: u64, shape: &[i64]) -> Result<Tensor> {
+    // SAFETY: `shape` holds as many numbers as said.
+    ffi::made(unsafe { ffi::shim_randn(seed, shape.as_ptr(), shape.len()) })
+}
