@@ -1,9 +1,16 @@
 //! The vocabulary: recipe, graph, buckets, problems. Knows no files but text, no tensors, no processes.
 
 pub mod bucket;
+pub mod graph;
+mod mistake;
 mod problem;
+pub mod recipe;
 pub mod schema;
 pub mod suggest;
+mod text;
 
 pub use bucket::Bucket;
+pub use graph::Graph;
+pub use mistake::{Mistake, Mistakes};
 pub use problem::Problem;
+pub use recipe::Recipe;

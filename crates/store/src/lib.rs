@@ -1,1 +1,32 @@
-//! artifacts on disk: digests, keys, manifests, atomic publish.
+//! Artifacts on disk: digests, keys, manifests, locks, atomic publish. Knows no stage, no table, no tensor.
+//!
+//! ```text
+//! objects/ab/abcdef…               immutable files by BLAKE3 digest
+//! artifacts/<stage>/<key>/         manifest.json + the files under their real names (hard links into objects)
+//! work/<stage>/<key>/{out,scratch} work in progress; becomes the artifact by one rename
+//! runs/<recipe>/<n>/run.json       what ran, why, how long
+//! locks/<stage>-<key>.lock         one maker per key
+//! memo/…                           answers that are cheap to lose: identities of files, of programs, of Hub revisions
+//! ```
+
+mod cache;
+mod digest;
+mod error;
+mod glob;
+mod identity;
+mod manifest;
+mod memo;
+mod publish;
+mod runs;
+
+pub use cache::{Artifact, Cache, Lock, Lookup, Staging};
+pub use digest::{Digest, canonical_json};
+pub use error::Error;
+pub use glob::matches_any;
+pub use identity::{Entry, FileStamp, Identity};
+pub use manifest::{FileRecord, InputRecord, Manifest, Material, SCHEMA, SourceRecord};
+pub use publish::Finished;
+pub use runs::{RunFolder, replace_link};
+
+/// Result with the store's error.
+pub type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,226 @@
+//! Identity of things outside the cache: equal contents, equal digest, wherever they lie and whoever reads them.
+//!
+//! Hashing is done once per state of a file, as told by (device, inode, size, mtime, ctime).
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::{Cache, Digest, Error, Result, matches_any};
+
+/// A file of a source.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Path relative to the source's root, with `/`.
+    pub path: String,
+    /// Identity of its contents: a BLAKE3 digest here, the Hub's own hash for Hub files.
+    pub digest: String,
+}
+
+/// What a source was made of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    /// Digest of `entries`.
+    pub digest: Digest,
+    /// Sorted by path.
+    pub entries: Vec<Entry>,
+}
+
+impl Identity {
+    /// Of a set of files.
+    pub fn of_entries(mut entries: Vec<Entry>) -> Self {
+        entries.sort_by(|a, b| a.path.cmp(&b.path));
+        let digest = Digest::of_json(&json!(entries));
+        Self { digest, entries }
+    }
+}
+
+/// State of a file, by which a remembered digest is believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FileStamp {
+    dev: u64,
+    ino: u64,
+    size: u64,
+    mtime: i128,
+    ctime: i128,
+}
+
+impl FileStamp {
+    /// Of a file, symbolic links followed.
+    pub fn of(path: &Path) -> Result<Self> {
+        let meta = fs_err::metadata(path)?;
+        let time = |seconds: i64, nanos: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
+        Ok(Self {
+            dev: meta.dev(),
+            ino: meta.ino(),
+            size: meta.size(),
+            mtime: time(meta.mtime(), meta.mtime_nsec()),
+            ctime: time(meta.ctime(), meta.ctime_nsec()),
+        })
+    }
+}
+
+/// A file that changed less than this long before its digest was remembered may change again without a new stamp.
+const RACY_NANOSECONDS: i128 = 50_000_000;
+
+type Known = BTreeMap<String, (FileStamp, Digest)>;
+
+impl Cache {
+    /// Identity of the files under `path` that match `globs`, or of `path` itself if it is a file.
+    pub fn identify(&self, path: &Path, globs: &[String]) -> Result<Identity> {
+        let meta = match fs_err::metadata(path) {
+            Ok(meta) => meta,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Err(Error::Missing { path: path.to_owned() });
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let files = if meta.is_dir() {
+            let mut files = Vec::new();
+            walk(path, "", &mut BTreeSet::new(), &mut files)?;
+            files.retain(|file| matches_any(globs, file));
+            files.sort();
+            files
+        } else {
+            let name = path.file_name().and_then(|name| name.to_str());
+            vec![name.ok_or_else(|| Error::Name { path: path.to_owned() })?.to_owned()]
+        };
+        if files.is_empty() {
+            return Err(Error::Empty { path: path.to_owned(), globs: globs.to_vec() });
+        }
+        let root = if meta.is_dir() { path } else { path.parent().unwrap_or(path) };
+
+        // Asked by inode, so that a renamed folder is known at once.
+        let question = json!({"dev": meta.dev(), "ino": meta.ino(), "globs": globs});
+        let written = FileStamp::of(&self.memo_path("files", &question)).map(|stamp| stamp.mtime).unwrap_or(i128::MIN);
+        let known: Known = self.recall("files", &question).unwrap_or_default();
+        let mut now = Known::new();
+        let mut hashed = false;
+        for file in files {
+            let full = root.join(&file);
+            let stamp = FileStamp::of(&full)?;
+            let digest = match known.get(&file) {
+                Some((seen, digest)) if *seen == stamp && stamp.ctime + RACY_NANOSECONDS < written => *digest,
+                _ => {
+                    hashed = true;
+                    Digest::of_file(&full)?
+                }
+            };
+            now.insert(file, (stamp, digest));
+        }
+        if hashed || now.len() != known.len() {
+            self.remember("files", &question, &now)?;
+        }
+        let entries = now.into_iter().map(|(path, (_, digest))| Entry { path, digest: digest.to_string() }).collect();
+        Ok(Identity::of_entries(entries))
+    }
+
+    /// Keeps the list of files behind an identity, so that a later change can be told file by file.
+    pub fn keep_entries(&self, identity: &Identity) -> Result<()> {
+        let question = json!(identity.digest);
+        match self.recall::<Vec<Entry>>("trees", &question) {
+            Some(_) => Ok(()),
+            None => self.remember("trees", &question, &identity.entries),
+        }
+    }
+
+    /// The list kept by [`Cache::keep_entries`].
+    pub fn entries_of(&self, digest: &Digest) -> Option<Vec<Entry>> {
+        self.recall("trees", &json!(digest))
+    }
+}
+
+/// All files below `folder`, symbolic links followed, each real folder visited once per way into it.
+fn walk(folder: &Path, prefix: &str, above: &mut BTreeSet<(u64, u64)>, files: &mut Vec<String>) -> Result<()> {
+    let meta = fs_err::metadata(folder)?;
+    let here = (meta.dev(), meta.ino());
+    if !above.insert(here) {
+        return Ok(());
+    }
+    for entry in fs_err::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| Error::Name { path: path.clone() })?;
+        let relative = format!("{prefix}{name}");
+        match fs_err::metadata(&path) {
+            Ok(meta) if meta.is_dir() => walk(&path, &format!("{relative}/"), above, files)?,
+            Ok(meta) if meta.is_file() => files.push(relative),
+            // A dangling link has no contents.
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    above.remove(&here);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, SystemTime};
+
+    use super::*;
+
+    fn setup() -> (tempfile::TempDir, Cache, std::path::PathBuf) {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(&folder.path().join("cache")).unwrap();
+        let data = folder.path().join("data");
+        fs_err::create_dir_all(data.join("sub")).unwrap();
+        fs_err::write(data.join("a.png"), "one").unwrap();
+        fs_err::write(data.join("sub/b.png"), "two").unwrap();
+        fs_err::write(data.join("note.txt"), "three").unwrap();
+        (folder, cache, data)
+    }
+
+    #[test]
+    fn moved_renamed_and_touched_sources_are_the_same() {
+        let (folder, cache, data) = setup();
+        let before = cache.identify(&data, &[]).unwrap();
+        let moved = folder.path().join("elsewhere");
+        fs_err::rename(&data, &moved).unwrap();
+        let later = SystemTime::now() + Duration::from_secs(60);
+        fs_err::File::options().write(true).open(moved.join("a.png")).unwrap().file().set_modified(later).unwrap();
+        assert_eq!(cache.identify(&moved, &[]).unwrap(), before);
+    }
+
+    #[test]
+    fn any_counted_file_changes_the_identity_and_no_other() {
+        let (_folder, cache, data) = setup();
+        let globs = ["**/*.png".to_owned()];
+        let before = cache.identify(&data, &globs).unwrap();
+        assert_eq!(before.entries.iter().map(|e| e.path.as_str()).collect::<Vec<_>>(), ["a.png", "sub/b.png"]);
+        fs_err::write(data.join("note.txt"), "other").unwrap();
+        assert_eq!(cache.identify(&data, &globs).unwrap(), before);
+        // Same size, written at once: the clock of the file system may not have moved.
+        fs_err::write(data.join("sub/b.png"), "TWO").unwrap();
+        let after = cache.identify(&data, &globs).unwrap();
+        assert_ne!(after.digest, before.digest);
+        fs_err::rename(data.join("a.png"), data.join("c.png")).unwrap();
+        assert_ne!(cache.identify(&data, &globs).unwrap().digest, after.digest);
+    }
+
+    #[test]
+    fn a_file_is_its_name_and_contents() {
+        let (folder, cache, data) = setup();
+        let one = cache.identify(&data.join("a.png"), &[]).unwrap();
+        fs_err::copy(data.join("a.png"), folder.path().join("a.png")).unwrap();
+        assert_eq!(cache.identify(&folder.path().join("a.png"), &[]).unwrap(), one);
+    }
+
+    #[test]
+    fn nothing_to_identify_is_an_error() {
+        let (_folder, cache, data) = setup();
+        let empty = cache.identify(&data, &["*.parquet".to_owned()]).unwrap_err();
+        assert!(empty.to_string().ends_with("has no file that matches `*.parquet`"), "{empty}");
+        assert!(matches!(cache.identify(&data.join("x"), &[]), Err(Error::Missing { .. })));
+    }
+
+    #[test]
+    fn a_folder_that_contains_itself_ends() {
+        let (_folder, cache, data) = setup();
+        std::os::unix::fs::symlink("..", data.join("sub/up")).unwrap();
+        assert_eq!(cache.identify(&data, &["*.png".to_owned()]).unwrap().entries.len(), 2);
+    }
+}

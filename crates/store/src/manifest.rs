@@ -1,0 +1,187 @@
+//! What an artifact says of itself: what was asked (the key's material) and what came out (files and their digest).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::Digest;
+
+/// Version of the manifest and of the key's material; part of every key.
+pub const SCHEMA: u32 = 1;
+
+/// All that a result depends on, readable. Its digest is the key. Has no path, host, user, time, thread count or device.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Material {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The verb.
+    pub stage: String,
+    /// The stage's step version.
+    pub version: u32,
+    /// Semantic parameters, defaults filled in.
+    pub parameters: Value,
+    /// Source name → identity of its contents.
+    pub sources: BTreeMap<String, Digest>,
+    /// Input name → digest of the artifact that came in: what it is, not how it was made.
+    pub inputs: BTreeMap<String, Digest>,
+}
+
+impl Material {
+    /// The key.
+    pub fn key(&self) -> Digest {
+        Digest::of_json(&json!(self))
+    }
+}
+
+/// A file of an artifact.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileRecord {
+    /// Path inside the artifact, with `/`.
+    pub path: String,
+    /// Size.
+    pub bytes: u64,
+    /// Of its contents.
+    pub digest: Digest,
+}
+
+/// Where a source was when the artifact was made; for people, in no key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceRecord {
+    /// Path or Hub id.
+    pub location: String,
+    /// Commit on the Hub.
+    pub commit: Option<String>,
+}
+
+/// Which artifact an input was; for lineage, in no key.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct InputRecord {
+    /// The stage that made it.
+    pub stage: String,
+    /// Its key.
+    pub key: Digest,
+}
+
+/// `manifest.json` of an artifact.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// [`SCHEMA`].
+    pub schema: u32,
+    /// The verb.
+    pub stage: String,
+    /// Kind of artifact.
+    pub kind: String,
+    /// Digest of `material`.
+    pub key: Digest,
+    /// Digest of the files' paths and contents.
+    pub digest: Digest,
+    /// What was asked.
+    pub material: Material,
+    /// Sorted by path.
+    pub files: Vec<FileRecord>,
+    /// Source name → where it was.
+    pub sources: BTreeMap<String, SourceRecord>,
+    /// Input name → which artifact it was.
+    pub inputs: BTreeMap<String, InputRecord>,
+    /// Rows in, out, rejected, held, as the stage counted them.
+    pub ledger: Value,
+    /// The stage's own facts.
+    pub info: Value,
+    /// The stage's sentence.
+    pub summary: String,
+    /// What a person should know.
+    pub warnings: Vec<String>,
+    /// How long it took to make.
+    pub seconds: f64,
+}
+
+impl Manifest {
+    /// Digest of what came out.
+    pub fn digest_of(files: &[FileRecord]) -> Digest {
+        let list: Vec<_> = files.iter().map(|file| (&file.path, &file.digest)).collect();
+        Digest::of_json(&json!(list))
+    }
+
+    /// Sum of the files' sizes.
+    pub fn bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.bytes).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            (-1e6..1e6f64).prop_map(Value::from),
+            "[a-z\"\\\\ é]{0,6}".prop_map(Value::from),
+        ];
+        leaf.prop_recursive(3, 12, 4, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+                prop::collection::btree_map("[a-z]{1,4}", inner, 0..4)
+                    .prop_map(|map| Value::Object(map.into_iter().collect())),
+            ]
+        })
+    }
+
+    fn digests() -> impl Strategy<Value = BTreeMap<String, Digest>> {
+        prop::collection::btree_map("[a-z]{1,4}", any::<u64>().prop_map(|n| Digest::of_bytes(&n.to_le_bytes())), 0..3)
+    }
+
+    fn material() -> impl Strategy<Value = Material> {
+        (0..3u32, "[a-z]{1,5}", 0..3u32, value(), digests(), digests()).prop_map(
+            |(schema, stage, version, parameters, sources, inputs)| Material {
+                schema,
+                stage,
+                version,
+                parameters,
+                sources,
+                inputs,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn the_key_changes_if_and_only_if_the_material_does(a in material(), b in material()) {
+            prop_assert_eq!(a.key() == b.key(), a == b);
+        }
+
+        #[test]
+        fn every_field_moves_the_key(a in material(), b in material()) {
+            let swaps: [fn(&mut Material, &Material); 6] = [
+                |m, o| m.schema = o.schema,
+                |m, o| m.stage.clone_from(&o.stage),
+                |m, o| m.version = o.version,
+                |m, o| m.parameters.clone_from(&o.parameters),
+                |m, o| m.sources.clone_from(&o.sources),
+                |m, o| m.inputs.clone_from(&o.inputs),
+            ];
+            for swap in swaps {
+                let mut c = a.clone();
+                swap(&mut c, &b);
+                prop_assert_eq!(c.key() == a.key(), c == a);
+            }
+        }
+
+        #[test]
+        fn a_material_survives_its_manifest(a in material()) {
+            let text = serde_json::to_string(&a).unwrap();
+            let back: Material = serde_json::from_str(&text).unwrap();
+            prop_assert_eq!(back.key(), a.key());
+        }
+    }
+}

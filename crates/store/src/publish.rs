@@ -1,0 +1,326 @@
+//! From a work folder to an artifact: hash, link, manifest last, one rename.
+
+use std::collections::BTreeMap;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::cache::{MANIFEST, remove_tree};
+use crate::{
+    Artifact, Cache, Digest, Error, FileRecord, InputRecord, Lookup, Manifest, Material, Result, SCHEMA, SourceRecord,
+    Staging,
+};
+
+/// What the maker says about finished work.
+#[derive(Debug, Clone)]
+pub struct Finished {
+    /// Kind of artifact.
+    pub kind: String,
+    /// What was asked.
+    pub material: Material,
+    /// See [`Manifest::sources`].
+    pub sources: BTreeMap<String, SourceRecord>,
+    /// See [`Manifest::inputs`].
+    pub inputs: BTreeMap<String, InputRecord>,
+    /// See [`Manifest::ledger`].
+    pub ledger: Value,
+    /// See [`Manifest::info`].
+    pub info: Value,
+    /// See [`Manifest::summary`].
+    pub summary: String,
+    /// See [`Manifest::warnings`].
+    pub warnings: Vec<String>,
+    /// See [`Manifest::seconds`].
+    pub seconds: f64,
+}
+
+impl Cache {
+    /// Publishes `staging.out`; the caller holds the lock of the key. Until the last rename nothing is visible.
+    ///
+    /// If the same key was published before (a forced run) and the same bytes came out, the older artifact stays.
+    pub fn publish(&self, staging: &Staging, finished: Finished) -> Result<Artifact> {
+        let mut paths = Vec::new();
+        list(&staging.out, "", &mut paths)?;
+        paths.sort();
+        let mut files = Vec::with_capacity(paths.len());
+        for path in paths {
+            let (bytes, digest) = self.take_in(&staging.out.join(&path))?;
+            files.push(FileRecord { path, bytes, digest });
+        }
+        let stage = finished.material.stage.clone();
+        let key = finished.material.key();
+        let manifest = Manifest {
+            schema: SCHEMA,
+            stage: stage.clone(),
+            kind: finished.kind,
+            key,
+            digest: Manifest::digest_of(&files),
+            material: finished.material,
+            files,
+            sources: finished.sources,
+            inputs: finished.inputs,
+            ledger: finished.ledger,
+            info: finished.info,
+            summary: finished.summary,
+            warnings: finished.warnings,
+            seconds: finished.seconds,
+        };
+        let target = self.artifact_path(&stage, &key);
+        let kept = match self.artifact(&stage, &key) {
+            Lookup::Hit(old) if old.manifest.digest == manifest.digest => Some(*old),
+            Lookup::Hit(_) | Lookup::Absent | Lookup::Broken(_) => None,
+        };
+        let artifact = if let Some(old) = kept {
+            old
+        } else {
+            let text = serde_json::to_vec_pretty(&manifest).map_err(std::io::Error::from)?;
+            self.write_atomically(&staging.out.join(MANIFEST), &text)?;
+            sync_folder(&staging.out)?;
+            self.move_into_place(&staging.out, &target, &self.work_path(&stage, &key).join("replaced"))?;
+            Artifact { path: target, manifest }
+        };
+        remove_tree(&self.work_path(&stage, &key))?;
+        Ok(artifact)
+    }
+
+    fn move_into_place(&self, from: &Path, target: &Path, aside: &Path) -> Result<()> {
+        let parent = target.parent().unwrap_or(self.root());
+        fs_err::create_dir_all(parent)?;
+        if target.exists() {
+            // A broken or forced-over artifact steps aside first; a crash in between leaves "absent", which is safe.
+            remove_tree(aside)?;
+            fs_err::rename(target, aside)?;
+            fs_err::rename(from, target)?;
+        } else {
+            fs_err::rename(from, target)?;
+        }
+        sync_folder(parent)
+    }
+
+    /// Hashes a file and makes it and the object of that digest one file. Links to outside become files of our own.
+    fn take_in(&self, path: &Path) -> Result<(u64, Digest)> {
+        if fs_err::symlink_metadata(path)?.is_symlink() {
+            let real = fs_err::canonicalize(path)?;
+            fs_err::remove_file(path)?;
+            if fs_err::hard_link(&real, path).is_err() {
+                fs_err::copy(&real, path)?;
+            }
+        }
+        let digest = Digest::of_file(path)?;
+        let file = fs_err::File::open(path)?;
+        file.sync_all()?;
+        let meta = file.metadata()?;
+        let object = self.object_path(&digest);
+        if let Some(folder) = object.parent() {
+            fs_err::create_dir_all(folder)?;
+        }
+        match fs_err::metadata(&object) {
+            Ok(known) if (known.dev(), known.ino()) == (meta.dev(), meta.ino()) => {}
+            Ok(known) if known.len() == meta.len() && Digest::of_file(&object)? == digest => {
+                replace_by_link(&object, path)
+            }
+            // No such object, or a damaged one: the fresh file takes its place.
+            _ => replace_by_link(path, &object),
+        }
+        // Shared by hard links, so nobody should write to it by mistake; a file that was linked in is someone else's.
+        if meta.nlink() == 1 && meta.permissions().mode() & 0o222 != 0 {
+            let mut permissions = meta.permissions();
+            permissions.set_mode(permissions.mode() & !0o222);
+            fs_err::set_permissions(path, permissions)?;
+        }
+        Ok((meta.len(), digest))
+    }
+
+    fn object_path(&self, digest: &Digest) -> PathBuf {
+        let name = digest.to_string();
+        self.root().join("objects").join(&name[..2]).join(name)
+    }
+}
+
+/// Makes `to` a hard link of `from`. Objects only save space: a file system without links keeps two files.
+fn replace_by_link(from: &Path, to: &Path) {
+    let name = format!("{}.linking-{}", to.file_name().unwrap_or_default().to_string_lossy(), std::process::id());
+    let beside = to.with_file_name(name);
+    if fs_err::hard_link(from, &beside).is_ok() && fs_err::rename(&beside, to).is_err() {
+        // Nothing is lost: both files stay as they are.
+        let _ = fs_err::remove_file(&beside);
+    }
+}
+
+fn sync_folder(path: &Path) -> Result<()> {
+    Ok(fs_err::File::open(path)?.sync_all()?)
+}
+
+/// Files below `folder`, as paths with `/`. Anything but files, folders and links to files is refused.
+fn list(folder: &Path, prefix: &str, paths: &mut Vec<String>) -> Result<()> {
+    for entry in fs_err::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| Error::Name { path: path.clone() })?;
+        let relative = format!("{prefix}{name}");
+        let refuse = |what: &str| Error::Unpublishable { path: relative.clone(), what: what.to_owned() };
+        let meta = fs_err::symlink_metadata(&path)?;
+        if meta.is_dir() {
+            list(&path, &format!("{relative}/"), paths)?;
+        } else if meta.is_file() {
+            // The manifest that a crash left just before the last rename is not part of the result.
+            if relative != MANIFEST {
+                paths.push(relative);
+            }
+        } else if meta.is_symlink() {
+            match fs_err::metadata(&path) {
+                Ok(target) if target.is_file() => paths.push(relative),
+                Ok(_) => return Err(refuse("a link to a folder")),
+                Err(_) => return Err(refuse("a link to nothing")),
+            }
+        } else {
+            return Err(refuse("neither a file nor a folder"));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn material(n: u32) -> Material {
+        Material {
+            schema: SCHEMA,
+            stage: "demo".to_owned(),
+            version: 1,
+            parameters: json!({ "n": n }),
+            sources: BTreeMap::new(),
+            inputs: BTreeMap::new(),
+        }
+    }
+
+    fn make(cache: &Cache, n: u32, write: impl FnOnce(&Path)) -> Result<Artifact> {
+        let material = material(n);
+        let _lock = cache.lock("demo", &material.key(), || {})?;
+        let staging = cache.stage_work("demo", &material.key(), false)?;
+        write(&staging.out);
+        cache.publish(
+            &staging,
+            Finished {
+                kind: "things".to_owned(),
+                material,
+                sources: BTreeMap::new(),
+                inputs: BTreeMap::new(),
+                ledger: json!({"in": 0, "out": 0, "rejected": 0, "held": 0}),
+                info: Value::Null,
+                summary: String::new(),
+                warnings: Vec::new(),
+                seconds: 0.0,
+            },
+        )
+    }
+
+    fn cache() -> (tempfile::TempDir, Cache) {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::open(&folder.path().join("cache")).unwrap();
+        (folder, cache)
+    }
+
+    fn two_files(out: &Path) {
+        fs_err::create_dir(out.join("sub")).unwrap();
+        fs_err::write(out.join("a"), "same").unwrap();
+        fs_err::write(out.join("sub/b"), "same").unwrap();
+    }
+
+    #[test]
+    fn what_is_published_is_found_whole_and_stored_once() {
+        let (_folder, cache) = cache();
+        let artifact = make(&cache, 1, two_files).unwrap();
+        let Lookup::Hit(found) = cache.artifact("demo", &material(1).key()) else { panic!("not found") };
+        assert_eq!(found.manifest, artifact.manifest);
+        assert_eq!(found.manifest.files.iter().map(|f| f.path.as_str()).collect::<Vec<_>>(), ["a", "sub/b"]);
+        let inode = |path: &str| fs_err::metadata(artifact.path.join(path)).unwrap().ino();
+        assert_eq!(inode("a"), inode("sub/b"));
+        assert!(!cache.work_path("demo", &material(1).key()).exists());
+    }
+
+    #[test]
+    fn equal_results_have_equal_digests_whatever_was_asked() {
+        let (_folder, cache) = cache();
+        let one = make(&cache, 1, two_files).unwrap();
+        let two = make(&cache, 2, two_files).unwrap();
+        assert_eq!(one.manifest.digest, two.manifest.digest);
+        assert_ne!(one.manifest.key, two.manifest.key);
+        let three = make(&cache, 3, |out| fs_err::write(out.join("a"), "other").unwrap()).unwrap();
+        assert_ne!(three.manifest.digest, one.manifest.digest);
+    }
+
+    #[test]
+    fn damage_is_a_miss_with_a_reason_and_is_repaired() {
+        let (_folder, cache) = cache();
+        let artifact = make(&cache, 1, two_files).unwrap();
+        let key = material(1).key();
+        fs_err::remove_file(artifact.path.join("a")).unwrap();
+        assert!(matches!(cache.artifact("demo", &key), Lookup::Broken(why) if why == "`a` is missing"));
+        make(&cache, 1, two_files).unwrap();
+        assert!(matches!(cache.artifact("demo", &key), Lookup::Hit(_)));
+
+        let manifest = artifact.path.join(MANIFEST);
+        let text = fs_err::read_to_string(&manifest).unwrap().replace("\"n\": 1", "\"n\": 2");
+        fs_err::write(&manifest, text).unwrap();
+        assert!(
+            matches!(cache.artifact("demo", &key), Lookup::Broken(why) if why == "its manifest contradicts itself")
+        );
+        fs_err::write(&manifest, "{").unwrap();
+        assert!(matches!(cache.artifact("demo", &key), Lookup::Broken(_)));
+    }
+
+    #[test]
+    fn a_damaged_object_is_not_shared() {
+        let (_folder, cache) = cache();
+        make(&cache, 1, two_files).unwrap();
+        let object = cache.object_path(&Digest::of_bytes(b"same"));
+        fs_err::remove_file(&object).unwrap();
+        fs_err::write(&object, "SAME").unwrap();
+        let artifact = make(&cache, 2, two_files).unwrap();
+        assert_eq!(fs_err::read_to_string(artifact.path.join("a")).unwrap(), "same");
+        assert_eq!(fs_err::read_to_string(&object).unwrap(), "same");
+    }
+
+    #[test]
+    fn links_to_outside_are_taken_in() {
+        let (folder, cache) = cache();
+        let outside = folder.path().join("weights");
+        fs_err::write(&outside, "weights").unwrap();
+        let artifact = make(&cache, 1, |out| std::os::unix::fs::symlink(&outside, out.join("w")).unwrap()).unwrap();
+        fs_err::remove_file(&outside).unwrap();
+        assert_eq!(fs_err::read_to_string(artifact.path.join("w")).unwrap(), "weights");
+    }
+
+    #[test]
+    fn a_link_to_nothing_is_refused_and_nothing_is_visible() {
+        let (_folder, cache) = cache();
+        let error = make(&cache, 1, |out| std::os::unix::fs::symlink("gone", out.join("w")).unwrap()).unwrap_err();
+        assert_eq!(error.to_string(), "`w` in the result is a link to nothing, which cannot be published");
+        assert!(matches!(cache.artifact("demo", &material(1).key()), Lookup::Absent));
+    }
+
+    #[test]
+    fn a_second_maker_waits_for_the_first() {
+        let (_folder, cache) = cache();
+        let key = material(1).key();
+        let first = cache.lock("demo", &key, || panic!("nobody else is there")).unwrap();
+        let other = cache.clone();
+        let (said, waits) = std::sync::mpsc::channel();
+        let second = std::thread::spawn(move || other.lock("demo", &key, || said.send(()).unwrap()).map(drop));
+        waits.recv().unwrap();
+        assert!(!second.is_finished());
+        drop(first);
+        second.join().unwrap().unwrap();
+    }
+
+    #[test]
+    fn a_cache_of_another_format_is_refused() {
+        let (folder, cache) = cache();
+        fs_err::write(cache.root().join("format"), "9").unwrap();
+        assert!(matches!(Cache::open(&folder.path().join("cache")), Err(Error::Format { found, .. }) if found == "9"));
+    }
+}
