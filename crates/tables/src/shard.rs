@@ -4,15 +4,12 @@ use std::io::BufWriter;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use arrow::array::{
-    ArrayRef, AsArray, BooleanArray, FixedSizeListArray, Float16Array, RecordBatch, StringArray,
-};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, FixedSizeListArray, Float16Array, RecordBatch, StringArray};
 use arrow::buffer::Buffer;
-use arrow::datatypes::{Float16Type, SchemaRef};
-use arrow::ipc::convert::fb_to_schema;
+use arrow::datatypes::{DataType, Field, Float16Type, Schema, SchemaRef};
 use arrow::ipc::reader::{FileDecoder, read_footer_length};
 use arrow::ipc::writer::FileWriter;
-use arrow::ipc::{Block, root_as_footer, root_as_message};
+use arrow::ipc::{self as fb, Block, MetadataVersion, root_as_footer, root_as_message};
 use fs_err::File;
 use half::f16;
 use spec::Bucket;
@@ -118,17 +115,19 @@ impl ShardReader {
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
         let buffer = map(&file).map_err(|e| Error::io("read", path, e))?;
-        let damaged = |detail: &dyn ToString| Error::damaged(path, detail.to_string());
-        let (schema, decoded) = decode(&buffer).map_err(|detail| damaged(&detail))?;
-        let meta = LatentMeta::of(&schema, path)?;
-        let latent = schema.field_with_name("latent").map_err(|e| damaged(&e))?;
+        let (found, blocks) = footer(&buffer).map_err(|detail| Error::damaged(path, detail))?;
+        let meta = LatentMeta::of(&found, path)?;
+        let latent = found.field_with_name("latent").map_err(|e| Error::arrow("read", path, e))?;
         let bucket = latent.metadata().get("bucket").and_then(|bucket| bucket.parse().ok());
-        let bucket: Bucket = bucket.ok_or_else(|| damaged(&"its metadata names no bucket"))?;
-        if *schema != *schema::shard(&meta, bucket) {
-            return Err(damaged(&"its columns are not those of a shard"));
+        let bucket: Bucket = bucket.ok_or_else(|| Error::damaged(path, "its metadata names no bucket"))?;
+        let schema = schema::shard(&meta, bucket);
+        let column = |field: &Arc<Field>| (field.name().clone(), field.metadata().clone());
+        if !found.fields().iter().map(column).eq(schema.fields().iter().map(column)) {
+            return Err(Error::damaged(path, "its columns are not those of a shard"));
         }
-        let (mut batches, mut rows) = (Vec::with_capacity(decoded.len()), 0);
-        for batch in decoded {
+        let (mut batches, mut rows, width) = (Vec::new(), 0, meta.shape(bucket).iter().product());
+        for block in &blocks {
+            let batch = batch(&buffer, block, &schema, width).map_err(|detail| Error::damaged(path, detail))?;
             let first = rows;
             rows += batch.num_rows();
             batches.push((first, batch));
@@ -200,41 +199,61 @@ fn map(file: &File) -> std::io::Result<Buffer> {
     Ok(Buffer::from(bytes::Bytes::from_owner(map)))
 }
 
-/// Schema and batches of an Arrow IPC file. Every offset is checked first, since the decoder panics on a wild one.
-fn decode(file: &Buffer) -> Result<(SchemaRef, Vec<RecordBatch>), String> {
-    let text = |e: &dyn ToString| e.to_string();
+/// Names and metadata of the columns, and places of the record batches, of an Arrow IPC file. Types are left out: the
+/// library's conversion of a damaged schema panics, and the sizes of the buffers tell the same.
+fn footer(file: &Buffer) -> Result<(Schema, Vec<Block>), String> {
     if !file.starts_with(b"ARROW1\0\0") {
         return Err("it is not an Arrow IPC file".into());
     }
     let (body, trailer) = file.split_last_chunk::<10>().ok_or("it is too short")?;
-    let length = read_footer_length(*trailer).map_err(|e| text(&e))?;
+    let length = read_footer_length(*trailer).map_err(|e| e.to_string())?;
     let start = body.len().checked_sub(length).ok_or("its footer is longer than the file")?;
-    let footer = root_as_footer(&body[start..]).map_err(|e| text(&e))?;
-    let schema = Arc::new(fb_to_schema(footer.schema().ok_or("it has no schema")?));
-    let decoder = FileDecoder::new(schema.clone(), footer.version());
-    let mut batches = Vec::new();
-    for block in footer.recordBatches().iter().flatten() {
-        let data = slice(file, block, start).ok_or("a block lies outside the file")?;
-        let batch = decoder.read_record_batch(block, &data).map_err(|e| text(&e))?;
-        batches.push(batch.ok_or("a block is not a record batch")?);
+    let footer = root_as_footer(&body[start..]).map_err(|e| e.to_string())?;
+    if footer.version() != MetadataVersion::V5 {
+        return Err("it is of another version of Arrow IPC".into());
     }
-    Ok((schema, batches))
+    let fields = footer.schema().and_then(|schema| schema.fields()).ok_or("it has no schema")?;
+    let field = |field: fb::Field<'_>| {
+        let metadata = field.custom_metadata().into_iter().flatten();
+        let metadata = metadata.filter_map(|pair| Some((pair.key()?.to_owned(), pair.value()?.to_owned())));
+        Field::new(field.name().unwrap_or_default(), DataType::Null, false).with_metadata(metadata.collect())
+    };
+    let schema = Schema::new(fields.iter().map(field).collect::<Vec<_>>());
+    Ok((schema, footer.recordBatches().iter().flatten().copied().collect()))
 }
 
-/// The bytes of a block, if it and the buffers it names lie inside the file.
-fn slice(file: &Buffer, block: &Block, end: usize) -> Option<Buffer> {
+fn batch(file: &Buffer, block: &Block, schema: &SchemaRef, width: usize) -> Result<RecordBatch, String> {
+    let data = block_of(file, block, width).ok_or("a record batch lies outside the file, or contradicts itself")?;
+    let batch = FileDecoder::new(schema.clone(), MetadataVersion::V5).read_record_batch(block, &data);
+    batch.map_err(|e| e.to_string())?.ok_or_else(|| "a block is not a record batch".into())
+}
+
+/// The bytes of a block of shard rows. The decoder panics on offsets and counts that cannot be, so these are checked
+/// first: everything lies inside the file and is aligned, the counts are those of `rows` latents of `width` values, and
+/// nothing claims to hold nulls.
+fn block_of(file: &Buffer, block: &Block, width: usize) -> Option<Buffer> {
     let size = |n: i64| usize::try_from(n).ok();
     let (offset, meta, body) = (size(block.offset())?, size(block.metaDataLength().into())?, size(block.bodyLength())?);
     let length = meta.checked_add(body)?;
-    if offset.checked_add(length)? > end || meta < 8 {
+    if offset.checked_add(length)? > file.len() || meta < 8 || (offset + meta) % 8 != 0 {
         return None;
     }
     let data = file.slice_with_length(offset, length);
     let message = root_as_message(data.get(8..meta)?).ok()?;
     let batch = message.header_as_record_batch()?;
-    let inside =
-        |buffer: &arrow::ipc::Buffer| Some(size(buffer.offset())?.checked_add(size(buffer.length())?)? <= body);
-    batch.buffers()?.iter().all(|buffer| inside(buffer).unwrap_or(false)).then_some(data)
+    let rows = size(batch.length()).filter(|&rows| rows <= body)?;
+    let values = rows.checked_mul(width)?;
+    let nodes: Vec<_> = batch.nodes()?.iter().map(|node| (size(node.length()), node.null_count())).collect();
+    let buffers: Vec<_> =
+        batch.buffers()?.iter().map(|b| Some((size(b.offset())?, size(b.length())?))).collect::<Option<_>>()?;
+    let inside = |&(at, length): &(usize, usize)| at % 8 == 0 && at.checked_add(length).is_some_and(|end| end <= body);
+    // Buffers: validity, offsets and text of two text columns; validity and bits; validity; validity and values.
+    let [_, (_, ids), _, _, (_, captions), _, _, (_, repeated), _, _, (_, latents)] = buffers.as_slice() else {
+        return None;
+    };
+    let sized = *ids == 4 * (rows + 1) && captions == ids && *repeated == rows.div_ceil(8) && *latents == 2 * values;
+    let counted = nodes == [rows, rows, rows, rows, values].map(|n| (Some(n), 0));
+    (sized && counted && buffers.iter().all(inside)).then_some(data)
 }
 
 #[cfg(test)]
