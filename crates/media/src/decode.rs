@@ -193,9 +193,10 @@ fn turned(width: u32, height: u32, orientation: Orientation) -> (u32, u32) {
         Orientation::Rotate90 | Orientation::Rotate270 | Orientation::Rotate90FlipH | Orientation::Rotate270FlipH => {
             (height, width)
         }
-        Orientation::NoTransforms | Orientation::Rotate180 | Orientation::FlipHorizontal | Orientation::FlipVertical => {
-            (width, height)
-        }
+        Orientation::NoTransforms
+        | Orientation::Rotate180
+        | Orientation::FlipHorizontal
+        | Orientation::FlipVertical => (width, height),
     }
 }
 

@@ -25,7 +25,8 @@ pub fn encode_png(picture: &Picture, text: &[(String, String)]) -> Result<Vec<u8
         };
         added.map_err(|e| error(e.to_string()))?;
     }
-    let write = |e: ::png::EncodingError| Error::Unsupported(format!("PNG of {}x{}: {e}", picture.width, picture.height));
+    let write =
+        |e: ::png::EncodingError| Error::Unsupported(format!("PNG of {}x{}: {e}", picture.width, picture.height));
     let mut writer = encoder.write_header().map_err(write)?;
     writer.write_image_data(&picture.rgb).map_err(write)?;
     writer.finish().map_err(write)?;

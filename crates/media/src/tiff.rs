@@ -117,12 +117,7 @@ struct Samples<'a> {
 }
 
 impl<'a> Samples<'a> {
-    fn new(
-        buffer: &'a DecodingResult,
-        layout: &BufferLayoutPreference,
-        bits: u8,
-        width: u32,
-    ) -> Result<Self, Error> {
+    fn new(buffer: &'a DecodingResult, layout: &BufferLayoutPreference, bits: u8, width: u32) -> Result<Self, Error> {
         let bits = usize::from(bits);
         let stored = match buffer {
             DecodingResult::U8(_) => bits.min(8),
@@ -143,7 +138,11 @@ impl<'a> Samples<'a> {
     }
 
     fn index(&self, x: usize, y: usize, channel: usize) -> usize {
-        if self.plane > 0 { channel * self.plane + y * self.row + x } else { y * self.row + x * self.channels + channel }
+        if self.plane > 0 {
+            channel * self.plane + y * self.row + x
+        } else {
+            y * self.row + x * self.channels + channel
+        }
     }
 
     /// The sample as stored, for palettes.
@@ -200,7 +199,8 @@ fn subtract(ink: u16, black: u16) -> u16 {
 /// ITU-R BT.601, full range (TIFF 6.0, section 21, with its default reference values).
 fn ycbcr(y: u16, cb: u16, cr: u16) -> [u16; 3] {
     let (y, cb, cr) = (f64::from(y), f64::from(cb) - 32_896.0, f64::from(cr) - 32_896.0); // 128 * 257
-    [y + 1.402 * cr, y - 0.344_136 * cb - 0.714_136 * cr, y + 1.772 * cb].map(|v| v.clamp(0.0, f64::from(ONE)).round() as u16)
+    [y + 1.402 * cr, y - 0.344_136 * cb - 0.714_136 * cr, y + 1.772 * cb]
+        .map(|v| v.clamp(0.0, f64::from(ONE)).round() as u16)
 }
 
 /// The `tiff` crate refuses palettes but reads indices well when they are called grey: turn that one tag, in a copy.
