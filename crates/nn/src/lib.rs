@@ -1,1 +1,32 @@
-//! layers, parameters, weight files, LoRA, seeded noise.
+//! Layers, parameters, weight files, LoRA, seeded noise.
+//!
+//! Everything a denoiser or an encoder is made of, named by the keys of its checkpoint. Knows no model and no loss.
+
+pub mod attention;
+mod builder;
+mod conv;
+pub mod ema;
+mod error;
+mod init;
+mod linear;
+pub mod lora;
+pub mod lora_file;
+mod norm;
+pub mod optim;
+pub mod remat;
+pub mod rng;
+pub mod rotary;
+pub mod save;
+pub mod timestep;
+pub mod transformer;
+pub mod weights;
+
+pub use builder::{BuildOptions, Builder, Named, Parameters};
+pub use conv::{Conv2d, Conv2dOptions};
+pub use error::{Error, Result};
+pub use init::Init;
+pub use linear::{Embedding, Linear};
+pub use norm::{GroupNorm, LayerNorm, RmsNorm};
+pub use torch::Shared;
+pub use transformer::{Block, Conditions, Inputs, SharedBlock, State, Transformer};
+pub use weights::Weights;

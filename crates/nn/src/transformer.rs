@@ -4,6 +4,7 @@
 //! model. Nothing here knows a particular model, a loss, or a rank.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use tch::{Kind, Tensor};
 
@@ -45,12 +46,15 @@ pub trait Block {
     fn forward(&self, stream: &[Tensor], shared: &[Tensor]) -> Result<Vec<Tensor>>;
 }
 
+/// A block that backward may hold on to and run again on another thread.
+pub type SharedBlock = Arc<dyn Block + Send + Sync>;
+
 /// A denoiser.
 pub trait Transformer {
     /// Packs latents, embeds time and text.
     fn embed(&self, inputs: &Inputs) -> Result<State>;
     /// The chain, in order.
-    fn blocks(&self) -> &[Box<dyn Block + Send + Sync>];
+    fn blocks(&self) -> &[SharedBlock];
     /// The prediction in the latents' layout, in the compute kind.
     fn head(&self, state: State) -> Result<Tensor>;
 
@@ -58,7 +62,11 @@ pub trait Transformer {
     fn forward(&self, inputs: &Inputs, recompute: bool) -> Result<Tensor> {
         let mut state = self.embed(inputs)?;
         for block in self.blocks() {
-            state.stream = if recompute { remat::checkpoint(block.as_ref(), &state)? } else { block.forward(&state.stream, &state.shared)? };
+            state.stream = if recompute {
+                remat::checkpoint(block, &state)?
+            } else {
+                block.forward(&state.stream, &state.shared)?
+            };
         }
         self.head(state)
     }

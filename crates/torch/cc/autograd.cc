@@ -67,6 +67,14 @@ int shim_custom_node(const char* name, const Handle* inputs, size_t n, const Han
   });
 }
 
+// Gradients become undefined, as `zero_grad(set_to_none=True)`.
+int shim_clear_gradients(const Handle* tensors, size_t n) {
+  return shim::guarded(-1, [&] {
+    for (size_t i = 0; i < n; ++i) tensors[i]->mutable_grad().reset();
+    return 0;
+  });
+}
+
 // A null gradient stands for 1 and needs a scalar tensor.
 int shim_backward(const Handle* tensors, const Handle* gradients, size_t n, int keep_graph) {
   return shim::guarded(-1, [&] {

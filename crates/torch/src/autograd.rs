@@ -28,6 +28,14 @@ pub fn backward(tensors: &[Tensor], gradients: &[Tensor], keep_graph: bool) -> R
     Ok(())
 }
 
+/// Removes the gradients, so that a leaf which the next backward does not reach has none (zeros would still decay it).
+pub fn clear_gradients(tensors: &[Tensor]) -> Result<()> {
+    let handles = ffi::handles(tensors);
+    // SAFETY: an array of `n` live handles.
+    ffi::status(unsafe { ffi::shim_clear_gradients(handles.as_ptr(), handles.len()) })?;
+    Ok(())
+}
+
 /// Joins `outputs`, computed without a graph, to `inputs`: on backward, `backward` maps the outputs' gradients to the
 /// inputs'. `false` if no input requires a gradient or gradients are off, when nothing is joined.
 ///
@@ -49,7 +57,13 @@ pub fn custom_node(
     Ok(ffi::status(joined)? == 1)
 }
 
-unsafe extern "C" fn run_backward(data: *mut c_void, given: *const Handle, n: usize, made: *mut Handle, m: usize) -> c_int {
+unsafe extern "C" fn run_backward(
+    data: *mut c_void,
+    given: *const Handle,
+    n: usize,
+    made: *mut Handle,
+    m: usize,
+) -> c_int {
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: `data` is the box made in `custom_node`, used by one backward at a time and not yet dropped.
         let backward = unsafe { &mut *data.cast::<Backward>() };
@@ -91,5 +105,9 @@ unsafe extern "C" fn drop_backward(data: *mut c_void) {
 }
 
 fn panic_text(panic: &(dyn Any + Send)) -> &str {
-    panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message")
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("no message")
 }

@@ -28,7 +28,9 @@ unsafe extern "C" {
         m: usize,
         closure: Closure,
     ) -> c_int;
-    pub(crate) fn shim_backward(tensors: *const Handle, gradients: *const Handle, n: usize, keep_graph: c_int) -> c_int;
+    pub(crate) fn shim_backward(tensors: *const Handle, gradients: *const Handle, n: usize, keep_graph: c_int)
+    -> c_int;
+    pub(crate) fn shim_clear_gradients(tensors: *const Handle, n: usize) -> c_int;
     pub(crate) fn shim_fused_adamw(
         parameters: *const Handle,
         gradients: *const Handle,

@@ -8,6 +8,7 @@ pub mod autograd;
 pub mod device;
 mod error;
 mod ffi;
+pub mod host;
 pub mod memory;
 pub mod ops;
 mod shared;

@@ -28,9 +28,12 @@ pub fn fused_adamw(
     steps: &[Tensor],
 ) -> Result<()> {
     let n = parameters.len();
-    for (what, found) in
-        [("gradients", gradients.len()), ("means", means.len()), ("variances", variances.len()), ("step counters", steps.len())]
-    {
+    for (what, found) in [
+        ("gradients", gradients.len()),
+        ("means", means.len()),
+        ("variances", variances.len()),
+        ("step counters", steps.len()),
+    ] {
         if found != n {
             return Err(Error::Count { what, found, expected: n });
         }

@@ -1,0 +1,34 @@
+//! Attention over heads.
+
+use tch::Tensor;
+
+use crate::error::Result;
+
+/// `softmax(q k^T * scale + mask) v` by libtorch's best kernel. `q` [B, heads, S, D], `k` and `v` [B, heads, T, D]; `mask`
+/// broadcasts to [B, heads, S, T], either bool (true = attend) or added to the scores; `scale` defaults to 1/sqrt(D).
+pub fn scaled_dot_product(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    mask: Option<&Tensor>,
+    scale: Option<f64>,
+) -> Result<Tensor> {
+    Ok(Tensor::f_scaled_dot_product_attention(q, k, v, mask, 0.0, false, scale, false)?)
+}
+
+/// As [`scaled_dot_product`], each position attending to itself and those before it.
+pub fn causal(q: &Tensor, k: &Tensor, v: &Tensor, scale: Option<f64>) -> Result<Tensor> {
+    Ok(Tensor::f_scaled_dot_product_attention::<&Tensor>(q, k, v, None, 0.0, true, scale, false)?)
+}
+
+/// [B, S, heads * D] to [B, heads, S, D].
+pub fn split_heads(x: &Tensor, heads: i64) -> Result<Tensor> {
+    let (batch, length, width) = x.size3()?;
+    Ok(x.f_view([batch, length, heads, width / heads])?.f_transpose(1, 2)?)
+}
+
+/// [B, heads, S, D] to [B, S, heads * D].
+pub fn merge_heads(x: &Tensor) -> Result<Tensor> {
+    let (batch, heads, length, width) = x.size4()?;
+    Ok(x.f_transpose(1, 2)?.f_reshape([batch, length, heads * width])?)
+}

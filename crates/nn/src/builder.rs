@@ -1,0 +1,251 @@
+//! From weights, or a seed, to layers whose paths are the checkpoint's keys.
+//!
+//! A model is written once against [`Builder`]; the same code then loads, initialises or merely checks it.
+
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use tch::{Device, Kind, Tensor};
+use torch::Shared;
+
+use crate::error::{Error, Result, nearest, some_of};
+use crate::init::Init;
+use crate::lora::{self, Controls};
+use crate::weights::Weights;
+
+/// How parameters are held.
+#[derive(Debug, Clone)]
+pub struct BuildOptions {
+    /// Where they live.
+    pub device: Device,
+    /// Kind of the stored weights (f32 for a full fine-tune's master weights). Adapters are always f32.
+    pub storage: Kind,
+    /// Whether something is trained: the adapter if there is one, all weights otherwise.
+    pub trainable: bool,
+    /// Adds LoRA to linear layers.
+    pub adapter: Option<lora::Spec>,
+}
+
+impl BuildOptions {
+    /// Frozen weights without an adapter.
+    pub fn frozen(device: Device, storage: Kind) -> Self {
+        Self { device, storage, trainable: false, adapter: None }
+    }
+
+    /// Trained weights in f32 (a full fine-tune).
+    pub fn trained(device: Device) -> Self {
+        Self { device, storage: Kind::Float, trainable: true, adapter: None }
+    }
+}
+
+/// A parameter and its checkpoint key.
+#[derive(Debug)]
+pub struct Named {
+    /// Key, such as `transformer_blocks.0.attn.to_q.weight`.
+    pub name: String,
+    /// The layer's own tensor (the same autograd leaf).
+    pub tensor: Tensor,
+}
+
+impl Clone for Named {
+    fn clone(&self) -> Self {
+        Self { name: self.name.clone(), tensor: self.tensor.shallow_clone() }
+    }
+}
+
+/// Everything a built model holds, in the order in which it was defined.
+#[derive(Debug)]
+pub struct Parameters {
+    /// The checkpoint's tensors.
+    pub weights: Vec<Named>,
+    /// `<module>.lora_A.weight` and `<module>.lora_B.weight`; empty without an adapter.
+    pub adapter: Vec<Named>,
+    pub(crate) spec: Option<lora::Spec>,
+    pub(crate) controls: Arc<Controls>,
+}
+
+impl Parameters {
+    /// Those that require a gradient.
+    pub fn trainable(&self) -> Vec<Named> {
+        self.weights.iter().chain(&self.adapter).filter(|named| named.tensor.requires_grad()).cloned().collect()
+    }
+
+    /// The adapter's settings, if there is one.
+    pub fn adapter_spec(&self) -> Option<&lora::Spec> {
+        self.spec.as_ref()
+    }
+
+    /// Multiplies the adapter's effect from now on: 1 as trained, 0 as if it were not there.
+    pub fn set_adapter_strength(&self, strength: f64) {
+        self.controls.set_strength(strength);
+    }
+
+    /// Turns LoRA dropout on, with one key per row of the batch, or off. A row's mask depends on its key, the layer and the
+    /// adapter's seed alone, so neither the batch's split nor recomputing changes it.
+    pub fn set_dropout_keys(&self, keys: Option<&[u64]>) {
+        self.controls.set_dropout_keys(keys);
+    }
+}
+
+enum Source {
+    Weights(Weights),
+    Random(u64),
+    Meta,
+}
+
+struct Construction {
+    source: Source,
+    options: BuildOptions,
+    weights: Vec<Named>,
+    adapter: Vec<Named>,
+    controls: Arc<Controls>,
+    /// Keys asked for or declared to be ignored.
+    known: BTreeSet<String>,
+    linears: Vec<String>,
+}
+
+/// A place in the tree of modules; cheap to clone, all clones feed the same [`Parameters`].
+#[derive(Clone)]
+pub struct Builder {
+    path: String,
+    shared: Rc<RefCell<Construction>>,
+}
+
+impl Builder {
+    /// Takes every parameter from a checkpoint.
+    pub fn from_weights(weights: Weights, options: BuildOptions) -> Self {
+        Self::new(Source::Weights(weights), options)
+    }
+
+    /// Initialises every parameter by (seed, name).
+    pub fn random(seed: u64, options: BuildOptions) -> Self {
+        Self::new(Source::Random(seed), options)
+    }
+
+    /// Placeholders of the right shape that take no memory: for checking a recipe against a model. Never for numbers.
+    pub fn meta(options: BuildOptions) -> Self {
+        Self::new(Source::Meta, options)
+    }
+
+    fn new(source: Source, options: BuildOptions) -> Self {
+        let shared = Construction {
+            source,
+            options,
+            weights: Vec::new(),
+            adapter: Vec::new(),
+            controls: Arc::default(),
+            known: BTreeSet::new(),
+            linears: Vec::new(),
+        };
+        Self { path: String::new(), shared: Rc::new(RefCell::new(shared)) }
+    }
+
+    /// The child module `segment` (which may hold dots: `norm.linear`).
+    #[must_use]
+    pub fn pp(&self, segment: impl ToString) -> Self {
+        Self { path: self.name(&segment.to_string()), shared: Rc::clone(&self.shared) }
+    }
+
+    /// Path of this module, without a trailing dot; empty at the root.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Where the parameters live.
+    pub fn device(&self) -> Device {
+        self.shared.borrow().options.device
+    }
+
+    /// Whether the checkpoint has this tensor; always true without a checkpoint. For parts that some files lack.
+    pub fn has(&self, name: &str) -> bool {
+        match &self.shared.borrow().source {
+            Source::Weights(weights) => weights.shape(&self.name(name)).is_some(),
+            Source::Random(_) | Source::Meta => true,
+        }
+    }
+
+    /// Declares a key that the checkpoint may hold and this model does not use (tied or derived tensors).
+    pub fn ignore(&self, name: &str) {
+        let name = self.name(name);
+        self.shared.borrow_mut().known.insert(name);
+    }
+
+    /// The parameter `name` of this module. A missing key or another shape is an error at once.
+    pub fn param(&self, name: &str, shape: &[i64], init: Init) -> Result<Shared> {
+        let name = self.name(name);
+        let mut shared = self.shared.borrow_mut();
+        let BuildOptions { device, storage, trainable, ref adapter } = shared.options;
+        let trained = trainable && adapter.is_none();
+        let tensor = match &shared.source {
+            Source::Weights(weights) => {
+                let tensor = weights.tensor_of_shape(&name, shape)?;
+                tch::no_grad(|| tensor.f_to_device(device)?.f_to_kind(storage))?
+            }
+            Source::Random(seed) => init.values(*seed, &name, shape)?.f_to_device(device)?.f_to_kind(storage)?,
+            Source::Meta => Tensor::f_zeros([1], (storage, Device::Cpu))?.f_expand(shape, false)?,
+        };
+        if !shared.known.insert(name.clone()) {
+            return Err(Error::Invalid(format!("parameter `{name}` is defined twice")));
+        }
+        let tensor = tensor.f_set_requires_grad(trained)?;
+        shared.weights.push(Named { name, tensor: tensor.shallow_clone() });
+        Ok(tensor.into())
+    }
+
+    /// LoRA for the linear layer at this path, if the options ask for it.
+    pub(crate) fn adapter(&self, input: i64, output: i64) -> Result<Option<lora::Adapter>> {
+        let mut shared = self.shared.borrow_mut();
+        shared.linears.push(self.path.clone());
+        let Some(spec) = shared.options.adapter.as_ref().filter(|spec| spec.selects(&self.path)) else {
+            return Ok(None);
+        };
+        let place = lora::Place {
+            path: &self.path,
+            input,
+            output,
+            device: shared.options.device,
+            trainable: shared.options.trainable,
+            meta: matches!(shared.source, Source::Meta),
+        };
+        let adapter = spec.adapter(&place, Arc::clone(&shared.controls))?;
+        shared.adapter.extend(adapter.named(&self.path));
+        Ok(Some(adapter))
+    }
+
+    /// What was built. Fails if the checkpoint holds tensors that nothing asked for, or if an adapter pattern fits no layer.
+    pub fn finish(&self) -> Result<Parameters> {
+        let shared = self.shared.borrow();
+        if let Source::Weights(weights) = &shared.source {
+            let extra: Vec<_> = weights.names().filter(|name| !shared.known.contains(*name)).collect();
+            if !extra.is_empty() {
+                let (origin, count) = (weights.origin().to_owned(), extra.len());
+                return Err(Error::Unexpected { origin, count, names: some_of(extra) });
+            }
+        }
+        if let Some(spec) = &shared.options.adapter {
+            spec.check(&shared.linears)?;
+        }
+        Ok(Parameters {
+            weights: shared.weights.clone(),
+            adapter: shared.adapter.clone(),
+            spec: shared.options.adapter.clone(),
+            controls: Arc::clone(&shared.controls),
+        })
+    }
+
+    fn name(&self, segment: &str) -> String {
+        if self.path.is_empty() { segment.to_owned() } else { format!("{}.{segment}", self.path) }
+    }
+}
+
+/// The error for a key that `origin` lacks.
+pub(crate) fn missing<'a>(origin: &str, name: &str, shape: &[i64], names: impl IntoIterator<Item = &'a str>) -> Error {
+    Error::Missing {
+        origin: origin.to_owned(),
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+        help: nearest(name, names),
+    }
+}

@@ -1,0 +1,1 @@
+//! Adapter files of diffusers and of PEFT.

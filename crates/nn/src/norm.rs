@@ -1,0 +1,97 @@
+//! Normalisations. All of them sum in f32 and give the kind of their input.
+
+use tch::{Kind, Tensor};
+use torch::Shared;
+
+use crate::builder::Builder;
+use crate::error::Result;
+use crate::init::Init;
+use crate::linear::{like, like_option};
+
+/// `torch.nn.LayerNorm` over the last dim.
+#[derive(Debug)]
+pub struct LayerNorm {
+    dim: i64,
+    eps: f64,
+    weight: Option<Shared>,
+    bias: Option<Shared>,
+}
+
+impl LayerNorm {
+    /// Without weight and bias.
+    pub fn plain(dim: i64, eps: f64) -> Self {
+        Self { dim, eps, weight: None, bias: None }
+    }
+
+    /// [.., dim] to [.., dim].
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (weight, bias) = (like_option(self.weight.as_ref(), x)?, like_option(self.bias.as_ref(), x)?);
+        Ok(x.f_layer_norm([self.dim], weight, bias, self.eps, true)?)
+    }
+}
+
+/// Root-mean-square norm over the last dim, in one of two roundings that differ below f32.
+#[derive(Debug)]
+pub struct RmsNorm {
+    dim: i64,
+    eps: f64,
+    weight: Shared,
+    fused: bool,
+}
+
+impl RmsNorm {
+    /// [.., dim] to [.., dim].
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let weight = like(&self.weight, x)?;
+        if self.fused {
+            return Ok(x.f_rms_norm([self.dim], Some(weight), self.eps)?);
+        }
+        let wide = x.f_to_kind(Kind::Float)?;
+        let variance = wide.f_square()?.f_mean_dim([-1i64].as_slice(), true, Kind::Float)?;
+        let normal = wide.f_mul(&variance.f_add_scalar(self.eps)?.f_rsqrt()?)?;
+        Ok(normal.f_to_kind(x.kind())?.f_mul(&weight)?)
+    }
+}
+
+/// `torch.nn.GroupNorm` over dim 1.
+#[derive(Debug)]
+pub struct GroupNorm {
+    groups: i64,
+    eps: f64,
+    weight: Shared,
+    bias: Shared,
+}
+
+impl GroupNorm {
+    /// [B, C, ..] to [B, C, ..].
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (weight, bias) = (like(&self.weight, x)?, like(&self.bias, x)?);
+        Ok(x.f_group_norm(self.groups, Some(weight), Some(bias), self.eps, true)?)
+    }
+}
+
+impl Builder {
+    /// A layer norm with `weight` and, if asked for, `bias`. For one with neither see [`LayerNorm::plain`].
+    pub fn layer_norm(&self, dim: i64, eps: f64, bias: bool) -> Result<LayerNorm> {
+        let weight = Some(self.param("weight", &[dim], Init::Ones)?);
+        let bias = if bias { Some(self.param("bias", &[dim], Init::Zeros)?) } else { None };
+        Ok(LayerNorm { dim, eps, weight, bias })
+    }
+
+    /// `diffusers.models.normalization.RMSNorm` and T5's layer norm: rounds to the input's kind, then multiplies.
+    pub fn rms_norm(&self, dim: i64, eps: f64) -> Result<RmsNorm> {
+        Ok(RmsNorm { dim, eps, weight: self.param("weight", &[dim], Init::Ones)?, fused: false })
+    }
+
+    /// `torch.nn.RMSNorm` (FLUX's query and key norms): multiplies in f32, then rounds.
+    pub fn torch_rms_norm(&self, dim: i64, eps: f64) -> Result<RmsNorm> {
+        Ok(RmsNorm { dim, eps, weight: self.param("weight", &[dim], Init::Ones)?, fused: true })
+    }
+
+    /// A group norm with `weight` and `bias`.
+    pub fn group_norm(&self, groups: i64, channels: i64, eps: f64) -> Result<GroupNorm> {
+        let weight = self.param("weight", &[channels], Init::Ones)?;
+        let bias = self.param("bias", &[channels], Init::Zeros)?;
+        Ok(GroupNorm { groups, eps, weight, bias })
+    }
+}

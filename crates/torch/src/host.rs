@@ -1,0 +1,36 @@
+//! The bytes of tensors in main memory, in this machine's byte order.
+
+use std::io;
+
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{Error, Result};
+
+/// A new contiguous CPU tensor whose bytes `fill` writes.
+pub fn filled(kind: Kind, shape: &[i64], fill: impl FnOnce(&mut [u8]) -> io::Result<()>) -> Result<io::Result<Tensor>> {
+    let tensor = Tensor::f_zeros(shape, (kind, Device::Cpu))?;
+    let count = length(&tensor);
+    let written = if count == 0 {
+        fill(&mut [])
+    } else {
+        // SAFETY: a contiguous CPU tensor of `count` bytes that nobody else has a handle of yet.
+        fill(unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<u8>(), count) })
+    };
+    Ok(written.map(|()| tensor))
+}
+
+/// The bytes of a contiguous CPU tensor.
+pub fn bytes(tensor: &Tensor) -> Result<&[u8]> {
+    if tensor.device() != Device::Cpu || !tensor.is_contiguous() {
+        return Err(Error::Libtorch("only contiguous tensors on the CPU show their bytes".to_owned()));
+    }
+    match length(tensor) {
+        0 => Ok(&[]),
+        // SAFETY: contiguous, on the CPU, and of `count` bytes, which live as long as the tensor.
+        count => Ok(unsafe { std::slice::from_raw_parts(tensor.data_ptr().cast::<u8>(), count) }),
+    }
+}
+
+fn length(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
+}
