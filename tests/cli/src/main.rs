@@ -1,5 +1,8 @@
 //! The programs from outside: the real binaries in throw-away folders, and the structure of the workspace itself.
 
 mod architecture;
+mod errors;
+mod project;
+mod runs;
 mod support;
 mod tidy;
