@@ -79,11 +79,7 @@ impl Cache {
             Err(error) => return Err(error.into()),
         };
         let files = if meta.is_dir() {
-            let mut files = Vec::new();
-            walk(path, "", &mut BTreeSet::new(), &mut files)?;
-            files.retain(|file| matches_any(globs, file));
-            files.sort();
-            files
+            files_matching(path, globs)?
         } else {
             let name = path.file_name().and_then(|name| name.to_str());
             vec![name.ok_or_else(|| Error::Name { path: path.to_owned() })?.to_owned()]
@@ -131,6 +127,15 @@ impl Cache {
     pub fn entries_of(&self, digest: &Digest) -> Option<Vec<Entry>> {
         self.recall("trees", &json!(digest))
     }
+}
+
+/// Files below `folder` that match `globs`, sorted, relative to it with `/`.
+pub fn files_matching(folder: &Path, globs: &[String]) -> Result<Vec<String>> {
+    let mut files = Vec::new();
+    walk(folder, "", &mut BTreeSet::new(), &mut files)?;
+    files.retain(|file| matches_any(globs, file));
+    files.sort();
+    Ok(files)
 }
 
 /// All files below `folder`, symbolic links followed, each real folder visited once per way into it.

@@ -23,7 +23,7 @@ pub use cache::{Artifact, Cache, Lock, Lookup, Staging};
 pub use digest::{Digest, canonical_json};
 pub use error::Error;
 pub use glob::matches_any;
-pub use identity::{Entry, FileStamp, Identity};
+pub use identity::{Entry, FileStamp, Identity, files_matching};
 pub use manifest::{FileRecord, InputRecord, Manifest, Material, SCHEMA, SourceRecord};
 pub use publish::Finished;
 pub use runs::{RunFolder, replace_link};

@@ -42,10 +42,10 @@ int shim_scale(const Handle* tensors, size_t n, Handle factor) {
   });
 }
 
-Handle shim_randn(uint64_t seed, const int64_t* shape, size_t n) {
+Handle shim_randn(uint64_t seed, const int64_t* shape, size_t n, int bf16) {
   return shim::guarded<Handle>(nullptr, [&] {
     at::Generator generator = at::detail::createCPUGenerator(seed);
-    return new at::Tensor(at::randn(at::IntArrayRef(shape, n), generator, at::TensorOptions().dtype(at::kFloat)));
+    return new at::Tensor(at::randn(at::IntArrayRef(shape, n), generator, at::TensorOptions().dtype(bf16 ? at::kBFloat16 : at::kFloat)));
   });
 }
 }

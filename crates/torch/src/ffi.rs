@@ -46,7 +46,7 @@ unsafe extern "C" {
     ) -> c_int;
     pub(crate) fn shim_norms(tensors: *const Handle, n: usize) -> Handle;
     pub(crate) fn shim_scale(tensors: *const Handle, n: usize, factor: Handle) -> c_int;
-    pub(crate) fn shim_randn(seed: u64, shape: *const i64, n: usize) -> Handle;
+    pub(crate) fn shim_randn(seed: u64, shape: *const i64, n: usize, bf16: c_int) -> Handle;
     pub(crate) fn shim_load(path: *const c_char) -> c_int;
     pub(crate) fn shim_deterministic(on: c_int) -> c_int;
     pub(crate) fn shim_forbid_tf32() -> c_int;

@@ -80,5 +80,42 @@ pub fn scale(tensors: &[Tensor], factor: &Tensor) -> Result<()> {
 /// `torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))`.
 pub fn randn_seeded(seed: u64, shape: &[i64]) -> Result<Tensor> {
     // SAFETY: `shape` holds as many numbers as said.
-    ffi::made(unsafe { ffi::shim_randn(seed, shape.as_ptr(), shape.len()) })
+    ffi::made(unsafe { ffi::shim_randn(seed, shape.as_ptr(), shape.len(), 0) })
+}
+
+/// As [`randn_seeded`] with `dtype=torch.bfloat16`: other numbers, not the same ones rounded.
+pub fn randn_seeded_bf16(seed: u64, shape: &[i64]) -> Result<Tensor> {
+    // SAFETY: `shape` holds as many numbers as said.
+    ffi::made(unsafe { ffi::shim_randn(seed, shape.as_ptr(), shape.len(), 1) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn normals_in_bf16_are_torchs_own() {
+        // torch.randn(16, generator=torch.Generator("cpu").manual_seed(2026), dtype=torch.bfloat16)
+        let expected = [
+            -0.068_359_375,
+            -0.367_187_5,
+            0.462_890_625,
+            0.208_984_375,
+            0.239_257_812_5,
+            0.652_343_75,
+            -0.490_234_375,
+            -0.265_625,
+            -0.055_908_203_125,
+            -1.164_062_5,
+            -0.015_380_859_375,
+            -1.578_125,
+            -0.808_593_75,
+            0.535_156_25,
+            -0.022_460_937_5,
+            -1.070_312_5,
+        ];
+        let drawn = randn_seeded_bf16(2026, &[16]).unwrap();
+        assert_eq!(drawn.kind(), tch::Kind::BFloat16);
+        assert_eq!(Vec::<f32>::try_from(drawn.to_kind(tch::Kind::Float)).unwrap(), expected);
+    }
 }
