@@ -1,1 +1,21 @@
-//! the runner: graph, freshness, processes, progress.
+//! The runner: which stage is fresh, which must run and why, processes, progress. Knows no particular stage, no tensor.
+
+mod cli;
+mod clock;
+mod error;
+mod execute;
+mod explain;
+mod links;
+mod plan;
+mod programs;
+mod record;
+mod report;
+mod selection;
+mod show;
+mod signals;
+mod sources;
+mod spawn;
+mod sql;
+mod workspace;
+
+pub use cli::main;

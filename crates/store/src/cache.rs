@@ -138,21 +138,17 @@ impl Cache {
         found.into_iter().map(|(_, manifest)| manifest).collect()
     }
 
-    /// Takes the right to make that artifact. If another process has it, calls `waiting` once and waits.
-    pub fn lock(&self, stage: &str, key: &Digest, waiting: impl FnOnce()) -> Result<Lock> {
+    /// Takes the right to make that artifact; `None` if another process has it.
+    pub fn try_lock(&self, stage: &str, key: &Digest) -> Result<Option<Lock>> {
         let folder = self.root.join("locks");
         fs_err::create_dir_all(&folder)?;
         let path = folder.join(format!("{stage}-{key}.lock"));
         let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?.into_parts().0;
         match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                waiting();
-                file.lock()?;
-            }
-            Err(TryLockError::Error(error)) => return Err(error.into()),
+            Ok(()) => Ok(Some(Lock { _file: file })),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(error.into()),
         }
-        Ok(Lock { _file: file })
     }
 
     /// Prepares the work folders. Without `keep`, what an earlier try left in `out` is removed; `scratch` always stays.

@@ -1,0 +1,323 @@
+//! The command line: what a user types, to what the other modules do.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use spec::suggest;
+use stage::Exit;
+
+use crate::error::{Error, Result, say};
+use crate::selection::{Request, Selection};
+use crate::workspace::{Options, Workspace};
+use crate::{execute, plan, show, sql};
+
+const EXAMPLES: &str = "\
+Examples:
+  pipeline plan recipes/tarot.toml                    what would run, and why
+  pipeline run recipes/tarot.toml                     run what is not cached
+  pipeline run recipes/tarot.toml --device cuda       on a GPU
+  pipeline run recipes/tarot.toml --set train.step_scheduler.max_steps=20
+  pipeline run recipes/tarot.toml --from train        leave what comes before as it is
+  pipeline run recipes/tarot.toml --force generate    run it although it is cached
+  pipeline sql recipes/tarot.toml \"select reason, count(*) from rejects group by 1\"
+  pipeline show recipes/tarot.toml train              the artifact, its key, its files
+  pipeline ingest recipes/tarot.toml --dump seen/     one stage on its own; see what the model sees
+
+`pipeline STAGE RECIPE` runs one stage of the graph (pipeline.toml); further `--name value` set its parameters.
+Results lie in runs/RECIPE/STAGE, links into the cache (.pipeline, --cache DIR or PIPELINE_CACHE).
+An interrupted run goes on with the same command.
+";
+
+/// Fine-tune image diffusion models from one recipe: stages as programs, cached, each answerable.
+#[derive(Debug, Parser)]
+#[command(name = "pipeline", version, max_term_width = 110, after_help = after_help(), disable_help_subcommand = true)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Run every stage of a recipe whose result is not cached
+    Run(RunArgs),
+    /// Say what would run, and why
+    Plan(RunArgs),
+    /// Ask the tables of a recipe's artifacts in SQL
+    Sql(SqlArgs),
+    /// Show the current artifacts of a recipe, or of one of its stages in full
+    Show(ShowArgs),
+    #[command(external_subcommand)]
+    Stage(Vec<OsString>),
+}
+
+#[derive(Debug, Args)]
+struct Common {
+    /// Recipe: a TOML file with a table for each stage
+    recipe: PathBuf,
+    /// Override one value of the recipe; may be repeated
+    #[arg(long, value_name = "STAGE.KEY=VALUE")]
+    set: Vec<String>,
+    /// Cache folder [default: $PIPELINE_CACHE or .pipeline]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Folder of the links to results [default: runs]
+    #[arg(long, value_name = "DIR")]
+    runs: Option<PathBuf>,
+    /// Ask the Hub again which commit a revision means
+    #[arg(long)]
+    update: bool,
+    /// Print JSON lines
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct Resources {
+    /// cpu, cuda or cuda:N [default: the recipe's, else cpu]
+    #[arg(long)]
+    device: Option<String>,
+    /// CPU threads of a stage [default: the recipe's, else all cores]
+    #[arg(long, visible_alias = "jobs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    threads: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    resources: Resources,
+    /// Run nothing before these stages; what they need must be cached
+    #[arg(long, value_name = "STAGE", value_delimiter = ',')]
+    from: Vec<String>,
+    /// Run nothing after these stages
+    #[arg(long, value_name = "STAGE", value_delimiter = ',')]
+    until: Vec<String>,
+    /// Run only these stages; what they need must be cached
+    #[arg(long, value_name = "STAGE", value_delimiter = ',', conflicts_with_all = ["from", "until"])]
+    only: Vec<String>,
+    /// Run these stages (or all that are selected) although they are cached; what follows runs if their result differs
+    #[arg(long, value_name = "STAGE", value_delimiter = ',', num_args = 0..)]
+    force: Option<Vec<String>>,
+}
+
+#[derive(Debug, Args)]
+struct SqlArgs {
+    #[command(flatten)]
+    common: Common,
+    /// SELECT statement; without one, the tables and their columns are listed
+    query: Option<String>,
+    /// table, csv or json (one object a line)
+    #[arg(long, default_value = "table")]
+    format: String,
+}
+
+#[derive(Debug, Args)]
+struct ShowArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Show this stage in full
+    stage: Option<String>,
+}
+
+/// `pipeline STAGE RECIPE`.
+#[derive(Debug, Parser)]
+#[command(about = "Run one stage of a recipe on its own; what it needs must be cached", max_term_width = 110)]
+struct StageArgs {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    resources: Resources,
+    /// Run the stage although it is cached
+    #[arg(long)]
+    force: bool,
+    /// Write what the stage saw to this folder, for people (ingest: one PNG a sample)
+    #[arg(long, value_name = "DIR")]
+    dump: Option<PathBuf>,
+}
+
+fn after_help() -> String {
+    let codes: String = Exit::TABLE.iter().map(|(exit, text)| format!("  {:3}  {text}\n", exit.code())).collect();
+    format!("{EXAMPLES}\nExit codes:\n{codes}")
+}
+
+/// `main` of the program.
+pub fn main() -> ExitCode {
+    let args: Vec<OsString> = std::env::args_os().collect();
+    let json = args.iter().any(|arg| arg == "--json");
+    let result = match Cli::try_parse_from(&args) {
+        Ok(cli) => dispatch(cli.command),
+        Err(error) => return clap_exit(&error),
+    };
+    match result {
+        Ok(()) => Exit::Ok.into(),
+        Err(error) => {
+            error.print(json);
+            error.exit.into()
+        }
+    }
+}
+
+fn clap_exit(error: &clap::Error) -> ExitCode {
+    // A closed pipe is no reason to complain.
+    let _ = error.print();
+    if error.use_stderr() { Exit::Usage.into() } else { Exit::Ok.into() }
+}
+
+fn dispatch(command: Command) -> Result<()> {
+    match command {
+        Command::Run(args) => {
+            let (workspace, selection, json) = open_run(args)?;
+            execute::run(&workspace, &selection, json)
+        }
+        Command::Plan(args) => {
+            let (workspace, selection, json) = open_run(args)?;
+            plan::print(&workspace, &selection, json)
+        }
+        Command::Sql(args) => {
+            let format = if args.common.json { "json" } else { &args.format };
+            let workspace = Workspace::open(options(&args.common, None))?;
+            sql::print(&workspace, args.query.as_deref(), format)
+        }
+        Command::Show(args) => {
+            let workspace = Workspace::open(options(&args.common, None))?;
+            show::print(&workspace, args.stage.as_deref(), args.common.json)
+        }
+        Command::Stage(args) => one_stage(&args),
+    }
+}
+
+fn options(common: &Common, resources: Option<&Resources>) -> Options {
+    Options {
+        recipe: common.recipe.clone(),
+        overrides: common.set.clone(),
+        cache: common.cache.clone(),
+        runs: common.runs.clone(),
+        device: resources.and_then(|resources| resources.device.clone()),
+        threads: resources.and_then(|resources| resources.threads).map(|threads| threads as usize),
+        update: common.update,
+    }
+}
+
+fn open_run(args: RunArgs) -> Result<(Workspace, Selection, bool)> {
+    let workspace = Workspace::open(options(&args.common, Some(&args.resources)))?;
+    let request = Request {
+        from: args.from,
+        until: args.until,
+        only: args.only,
+        force_all: args.force.as_ref().is_some_and(Vec::is_empty),
+        force: args.force.unwrap_or_default(),
+    };
+    let selection = Selection::new(&workspace.graph, &workspace.recipe, &request)?;
+    Ok((workspace, selection, args.common.json))
+}
+
+/// `pipeline STAGE RECIPE [--dump DIR] [--parameter value…]`.
+fn one_stage(args: &[OsString]) -> Result<()> {
+    let mut args = args.iter().map(|arg| arg.to_string_lossy().into_owned());
+    let verb = args.next().unwrap_or_default();
+    let (known, mut overrides) = split_parameters(&verb, args.collect())?;
+    let program = format!("pipeline {verb}");
+    let parsed = match StageArgs::try_parse_from(std::iter::once(program).chain(known)) {
+        Ok(parsed) => parsed,
+        // Without a recipe the verb itself is more likely the slip.
+        Err(error) if error.use_stderr() && suggest::nearest(&verb, OWN_COMMANDS.iter().copied()).is_some() => {
+            return Err(unknown_command(&verb, OWN_COMMANDS.iter().copied()));
+        }
+        Err(error) => {
+            let _ = error.print();
+            return if error.use_stderr() {
+                Err(Error { exit: Exit::Usage, mistakes: Vec::new(), log_tail: None })
+            } else {
+                Ok(())
+            };
+        }
+    };
+    if let Some(folder) = &parsed.dump {
+        // Typed in a shell, so it starts at the current folder, not at the recipe's.
+        let folder = std::path::absolute(folder)?;
+        overrides.push(format!("{verb}.dump={}", serde_json::Value::from(folder.to_string_lossy().as_ref())));
+    }
+    let mut options = options(&parsed.common, Some(&parsed.resources));
+    options.overrides.append(&mut overrides);
+    let plain = options.clone();
+    let workspace = Workspace::open(options).or_else(|error| {
+        // With `plna.key=…` as an override the recipe is refused; the command is what is wrong.
+        let opened = Workspace::open(Options { overrides: parsed.common.set.clone(), ..plain })?;
+        if opened.graph.node(&verb).is_none() { Ok(opened) } else { Err(error) }
+    })?;
+    if workspace.graph.node(&verb).is_none() {
+        let stages = workspace.graph.nodes().map(|node| node.name.as_str());
+        return Err(unknown_command(&verb, OWN_COMMANDS.iter().copied().chain(stages)));
+    }
+    let forced = parsed.force || parsed.dump.is_some();
+    let request =
+        Request { only: vec![verb.clone()], force: if forced { vec![verb] } else { Vec::new() }, ..Request::default() };
+    let selection = Selection::new(&workspace.graph, &workspace.recipe, &request)?;
+    execute::run(&workspace, &selection, parsed.common.json)
+}
+
+const OWN_COMMANDS: &[&str] = &["run", "plan", "sql", "show"];
+
+fn unknown_command<'a>(verb: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
+    Error::usage(format!("`{verb}` is neither a command nor a stage"), suggest::help(verb, known))
+}
+
+/// Takes `--name value` and `--name=value` that are no options of the runner for parameters of the stage.
+fn split_parameters(verb: &str, args: Vec<String>) -> Result<(Vec<String>, Vec<String>)> {
+    let command = StageArgs::command();
+    let own: Vec<String> = command
+        .get_arguments()
+        .flat_map(|arg| arg.get_long_and_visible_aliases().unwrap_or_default())
+        .map(str::to_owned)
+        .chain(["help".to_owned()])
+        .collect();
+    let (mut known, mut overrides) = (Vec::new(), Vec::new());
+    let mut args = args.into_iter().peekable();
+    while let Some(arg) = args.next() {
+        let Some(option) = arg.strip_prefix("--").filter(|option| !option.is_empty()) else {
+            known.push(arg);
+            continue;
+        };
+        let (name, value) = match option.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (option, None),
+        };
+        if own.iter().any(|own| own == name) {
+            known.push(arg);
+            continue;
+        }
+        let value = value.or_else(|| args.next_if(|next| !next.starts_with("--"))).ok_or_else(|| {
+            Error::usage(format!("`--{name}` has no value"), format!("write `--{name} VALUE`, or `--{name} true`"))
+        })?;
+        overrides.push(format!("{verb}.{}={value}", name.replace('-', "_")));
+    }
+    Ok((known, overrides))
+}
+
+/// Prints to standard output.
+pub(crate) fn print(text: &str) {
+    say(&mut std::io::stdout(), text);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+        StageArgs::command().debug_assert();
+    }
+
+    #[test]
+    fn further_options_are_parameters_of_the_stage() {
+        let args = ["r.toml", "--limit", "3", "--image-column=picture", "--cache", "c", "--dump", "d"];
+        let (known, overrides) = split_parameters("ingest", args.map(str::to_owned).to_vec()).ok().unwrap();
+        assert_eq!(known, ["r.toml", "--cache", "c", "--dump", "d"]);
+        assert_eq!(overrides, ["ingest.limit=3", "ingest.image_column=picture"]);
+        assert!(split_parameters("ingest", vec!["--limit".to_owned()]).is_err());
+    }
+}

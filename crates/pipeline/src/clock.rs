@@ -1,0 +1,73 @@
+//! The time, for records and people only; it reaches no key and no artifact's digest.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// Now, as `2026-11-30T11:06:05Z`.
+pub(crate) fn now() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    utc(seconds)
+}
+
+/// Seconds since 1970 as UTC. The date is Howard Hinnant's `civil_from_days`.
+fn utc(seconds: u64) -> String {
+    let days = seconds / 86_400 + 719_468;
+    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let shifted_month = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
+    let month = if shifted_month < 10 { shifted_month + 3 } else { shifted_month - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// A duration for people: `0.03 s`, `12.4 s`, `3 min 20 s`, `2 h 05 min`.
+pub(crate) fn told(seconds: f64) -> String {
+    let whole = seconds.round() as u64;
+    if seconds < 1.0 {
+        format!("{seconds:.2} s")
+    } else if seconds < 100.0 {
+        format!("{seconds:.1} s")
+    } else if whole < 3_600 {
+        format!("{} min {:02} s", whole / 60, whole % 60)
+    } else {
+        format!("{} h {:02} min", whole / 3_600, whole / 60 % 60)
+    }
+}
+
+/// A size for people: `512 B`, `3.4 MB`.
+pub(crate) fn size(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    let mut unit = "B";
+    for next in ["kB", "MB", "GB", "TB"] {
+        if value < 1000.0 {
+            break;
+        }
+        value /= 1000.0;
+        unit = next;
+    }
+    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dates_are_right_on_leap_days_and_borders() {
+        assert_eq!(utc(0), "1970-01-01T00:00:00Z");
+        assert_eq!(utc(951_782_399), "2000-02-28T23:59:59Z");
+        assert_eq!(utc(951_782_400), "2000-02-29T00:00:00Z");
+        assert_eq!(utc(1_735_689_599), "2024-12-31T23:59:59Z");
+    }
+
+    #[test]
+    fn durations_and_sizes_read_well() {
+        assert_eq!(
+            [told(0.034), told(12.44), told(200.0), told(7_500.0)],
+            ["0.03 s", "12.4 s", "3 min 20 s", "2 h 05 min"]
+        );
+        assert_eq!([size(512), size(3_400_000), size(24_000_000_000)], ["512 B", "3.4 MB", "24.0 GB"]);
+    }
+}

@@ -1,0 +1,367 @@
+//! `pipeline run`: stage by stage, reuse or run, publish, link, record.
+
+use std::collections::BTreeMap;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use spec::{Mistake, Problem};
+use stage::{CONTRACT, Exit, RunRequest};
+use store::{Artifact, Digest, Finished, InputRecord, Lock, Lookup, Material, RunFolder, SourceRecord};
+
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::links;
+use crate::plan::{State, judge, left_out, states};
+use crate::record::{self, RunRecord, StageRecord, Status};
+use crate::report::Reporter;
+use crate::selection::Selection;
+use crate::signals::Interrupt;
+use crate::sources::unchanged;
+use crate::spawn;
+use crate::workspace::{Prepared, Workspace};
+
+/// Earlier artifacts that a stage is offered for reuse of single items.
+const PREVIOUS: usize = 8;
+/// Lines of a log that a report of a failure shows.
+const LOG_LINES: usize = 12;
+
+/// A run under way.
+struct Run<'a> {
+    workspace: &'a Workspace,
+    reporter: Reporter,
+    interrupt: Interrupt,
+    record: RunRecord,
+    /// Made when the first stage runs: a run that does nothing leaves no record.
+    folder: Option<RunFolder>,
+    began: Instant,
+}
+
+/// Runs what must run; `Ok` means that every selected stage's artifact is there.
+pub(crate) fn run(workspace: &Workspace, selection: &Selection, json: bool) -> Result<()> {
+    let began = Instant::now();
+    let interrupt = Interrupt::listen()?;
+    let stages = workspace.prepare(&selection.all, &selection.implied)?;
+    // Whatever must not run here and is missing is told before anything is spent.
+    states(workspace, selection, &stages)?;
+    let mut run = Run {
+        workspace,
+        reporter: Reporter::new(json, stages.iter().map(|stage| stage.node.name.len())),
+        interrupt,
+        record: RunRecord {
+            schema: record::SCHEMA,
+            recipe: workspace.recipe.name.clone(),
+            overrides: workspace.recipe.overrides.clone(),
+            started: clock::now(),
+            seconds: 0.0,
+            exit: None,
+            stages: Vec::new(),
+        },
+        folder: None,
+        began,
+    };
+    let result = run.stages(selection, &stages);
+    let exit = result.as_ref().map_or_else(|error| error.exit, |()| Exit::Ok);
+    run.record.exit = Some(exit.code());
+    run.save()?;
+    result
+}
+
+impl Run<'_> {
+    fn stages(&mut self, selection: &Selection, stages: &[Prepared]) -> Result<()> {
+        let mut made: BTreeMap<String, Artifact> = BTreeMap::new();
+        let (mut ran, mut cached) = (0, 0);
+        for stage in stages {
+            let name = &stage.node.name;
+            let forced = selection.force.contains(name);
+            let state = judge(self.workspace, stage, &made, forced);
+            if !selection.run.contains(name) && !matches!(state, State::Cached { .. }) {
+                return Err(left_out(self.workspace, name, &state));
+            }
+            let artifact = match state {
+                State::Cached { artifact } => {
+                    cached += 1;
+                    *artifact
+                }
+                State::ToRun { material, reason } => match self.make(stage, &material, &reason, &made, forced)? {
+                    (artifact, true) => {
+                        ran += 1;
+                        made.insert(name.clone(), artifact);
+                        continue;
+                    }
+                    (artifact, false) => {
+                        cached += 1;
+                        artifact
+                    }
+                },
+                State::Waits { on } => {
+                    let waits = on.join(", ");
+                    return Err(Error::new(Exit::Bug, Mistake::new(format!("`{name}` waits for {waits}, which ran"))));
+                }
+            };
+            let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
+            let rows = artifact.manifest.ledger.get("out").and_then(Value::as_u64).unwrap_or(0);
+            self.reporter.cached(name, rows, &link, &artifact.manifest.key);
+            self.note(stage, Status::Cached, "cached", artifact.manifest.key, Some(artifact.manifest.digest));
+            made.insert(name.clone(), artifact);
+        }
+        self.reporter.ends(ran, cached, self.began.elapsed().as_secs_f64());
+        Ok(())
+    }
+
+    /// Runs one stage and publishes its result; `false` if another runner made it meanwhile.
+    fn make(
+        &mut self,
+        stage: &Prepared,
+        material: &Material,
+        reason: &str,
+        made: &BTreeMap<String, Artifact>,
+        forced: bool,
+    ) -> Result<(Artifact, bool)> {
+        let (cache, name, key) = (&self.workspace.cache, &stage.node.name, material.key());
+        let (_lock, waited) = self.lock(name, &key)?;
+        if let (Lookup::Hit(artifact), true) = (cache.artifact(name, &key), waited || !forced) {
+            return Ok((*artifact, false));
+        }
+        self.reporter.begins(name, reason, &stage.device, &stage.checked.notes);
+        self.note(stage, Status::Interrupted, reason, key, None);
+        let folder = self.folder()?;
+        self.save()?;
+
+        let began = Instant::now();
+        let keep = stage.description.resumable && !forced;
+        let staging = cache.stage_work(name, &key, keep)?;
+        let log = folder.path.join(format!("{name}.log"));
+        let request = self.request(stage, &key, made, &staging);
+        let request_file = spawn::request_path(&staging.out);
+        let reporter = &mut self.reporter;
+        let ended = spawn::run(&stage.program.path, &request, &request_file, &log, &self.interrupt, |event| {
+            reporter.event(event);
+        })?;
+        let seconds = began.elapsed().as_secs_f64();
+        if let Some(record) = self.record.stages.last_mut() {
+            (record.seconds, record.rejected) = (seconds, ended.rejected);
+            record.warnings.clone_from(&ended.warnings);
+        }
+
+        let done = match ended
+            .outcome
+            .map_err(|failed| (failed.problem, failed.exit))
+            .and_then(|done| verify(name, &done).map(|()| done).map_err(|problem| (problem, Exit::Failed)))
+        {
+            Ok(done) => done,
+            Err((problem, exit)) => return Err(self.failed(stage, &key, &problem, exit, &log)),
+        };
+        for source in &stage.sources {
+            if !unchanged(cache, source)? {
+                let problem =
+                    Problem::new(format!("`{}` changed while `{name}` was reading it", source.resolved.location))
+                        .field(&source.name)
+                        .help("run again when nobody writes to it");
+                return Err(self.failed(stage, &key, &problem, Exit::Input, &log));
+            }
+        }
+        let published = cache.publish(
+            &staging,
+            Finished {
+                kind: stage.description.output.clone(),
+                material: material.clone(),
+                sources: stage.sources.iter().map(|found| (found.name.clone(), source_record(found))).collect(),
+                inputs: input_records(stage, made),
+                ledger: json!(done.ledger),
+                info: done.info,
+                summary: done.summary.clone(),
+                warnings: ended.warnings,
+                seconds,
+            },
+        );
+        let artifact = match published {
+            Ok(artifact) => artifact,
+            Err(error) => {
+                let error = Error::from(error);
+                self.end_record(Status::Failed, error.mistakes.first().map(ToString::to_string));
+                return Err(error);
+            }
+        };
+        self.end_record(Status::Made, None);
+        if let Some(record) = self.record.stages.last_mut() {
+            record.digest = Some(artifact.manifest.digest);
+        }
+        self.save()?;
+        let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
+        self.reporter.made(name, seconds, &done.summary, &link, &key);
+        if self.interrupt.asked() {
+            return Err(interrupted(format!("`{name}` was finished and is kept; the same command goes on after it")));
+        }
+        Ok((artifact, true))
+    }
+
+    fn request(
+        &self,
+        stage: &Prepared,
+        key: &Digest,
+        made: &BTreeMap<String, Artifact>,
+        staging: &store::Staging,
+    ) -> RunRequest {
+        let cache = &self.workspace.cache;
+        let name = &stage.node.name;
+        let previous = cache
+            .manifests(name)
+            .into_iter()
+            .filter(|manifest| manifest.key != *key && manifest.material.version == stage.description.version)
+            .filter(|manifest| matches!(cache.artifact(name, &manifest.key), Lookup::Hit(_)))
+            .take(PREVIOUS)
+            .map(|manifest| cache.artifact_path(name, &manifest.key))
+            .collect();
+        RunRequest {
+            contract: CONTRACT,
+            parameters: Value::Object(stage.table.clone()),
+            base_dir: self.workspace.recipe.base_dir.clone(),
+            sources: stage.sources.iter().map(|found| (found.name.clone(), found.resolved.clone())).collect(),
+            inputs: stage
+                .node
+                .inputs
+                .iter()
+                .filter_map(|(input, from)| Some((input.clone(), made.get(from)?.path.clone())))
+                .collect(),
+            output: staging.out.clone(),
+            scratch: staging.scratch.clone(),
+            previous,
+            device: stage.device.clone(),
+            threads: stage.threads,
+        }
+    }
+
+    /// Waits for the right to make a key; also says whether it had to wait.
+    fn lock(&mut self, stage: &str, key: &Digest) -> Result<(Lock, bool)> {
+        let mut waited = false;
+        loop {
+            if let Some(lock) = self.workspace.cache.try_lock(stage, key)? {
+                return Ok((lock, waited));
+            }
+            if !waited {
+                self.reporter.waits(stage);
+                waited = true;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn failed(
+        &mut self,
+        stage: &Prepared,
+        key: &Digest,
+        problem: &Problem,
+        exit: Exit,
+        log: &std::path::Path,
+    ) -> Error {
+        let name = &stage.node.name;
+        let resumable = stage.description.resumable;
+        let abandoned = self.workspace.cache.abandon_work(name, key, resumable);
+        let stopped = self.interrupt.asked() || exit == Exit::Interrupted;
+        let status = if stopped { Status::Interrupted } else { Status::Failed };
+        self.reporter.failed(name, status.name());
+        self.end_record(status, Some(problem.message.clone()));
+        if stopped {
+            let kept: Vec<String> =
+                self.record.stages.iter().filter(|s| s.digest.is_some()).map(|s| format!("`{}`", s.stage)).collect();
+            let kept =
+                if kept.is_empty() { "no stage was finished".to_owned() } else { format!("kept: {}", kept.join(", ")) };
+            let own = problem.help.clone().filter(|_| exit == Exit::Interrupted);
+            let rest = match (own, resumable) {
+                (Some(own), _) => own,
+                (None, true) => format!("`{name}` goes on from its last save"),
+                (None, false) => format!("`{name}` starts afresh"),
+            };
+            return interrupted(format!("{kept}; {rest}; run the same command to go on"));
+        }
+        let mut mistake = self.workspace.recipe.locate(&self.workspace.graph, name, problem);
+        if problem.field.is_none() && problem.file.is_none() {
+            // Not about the recipe: no snippet of it, but the stage's name.
+            mistake = Mistake::new(format!("`{name}` failed: {}", problem.message));
+            mistake.help.clone_from(&problem.help);
+        }
+        let mut error = Error::new(exit, mistake);
+        let lines = spawn::tail(log, LOG_LINES);
+        if !lines.is_empty() {
+            error.log_tail = Some((log.display().to_string(), lines));
+        }
+        if let Err(store) = abandoned {
+            error.mistakes.extend(Error::from(store).mistakes);
+        }
+        error
+    }
+
+    fn note(&mut self, stage: &Prepared, status: Status, reason: &str, key: Digest, digest: Option<Digest>) {
+        self.record.stages.push(StageRecord {
+            stage: stage.node.name.clone(),
+            status,
+            reason: reason.to_owned(),
+            key,
+            digest,
+            started: clock::now(),
+            seconds: 0.0,
+            device: stage.device.clone(),
+            threads: stage.threads,
+            notes: stage.checked.notes.clone(),
+            warnings: Vec::new(),
+            rejected: 0,
+            error: None,
+        });
+    }
+
+    fn end_record(&mut self, status: Status, error: Option<String>) {
+        if let Some(record) = self.record.stages.last_mut() {
+            (record.status, record.error) = (status, error);
+        }
+    }
+
+    fn folder(&mut self) -> Result<RunFolder> {
+        if let Some(folder) = &self.folder {
+            return Ok(folder.clone());
+        }
+        let folder = self.workspace.cache.new_run(&self.workspace.recipe.name)?;
+        Ok(self.folder.insert(folder).clone())
+    }
+
+    /// Writes the record. A run in which nothing ran is recorded only if it stands for other artifacts than the last.
+    fn save(&mut self) -> Result<()> {
+        if self.folder.is_none() {
+            let keys = |record: &RunRecord| -> Vec<Digest> { record.stages.iter().map(|stage| stage.key).collect() };
+            let last: Option<RunRecord> = self.workspace.cache.run_records(&self.workspace.recipe.name).next();
+            if self.record.stages.is_empty() || last.is_some_and(|last| keys(&last) == keys(&self.record)) {
+                return Ok(());
+            }
+        }
+        let folder = self.folder()?;
+        self.record.seconds = self.began.elapsed().as_secs_f64();
+        Ok(self.workspace.cache.write_run_record(&folder, &self.record)?)
+    }
+}
+
+/// Law L2: every row that came in is accounted for.
+fn verify(stage: &str, done: &spawn::Done) -> std::result::Result<(), Problem> {
+    let ledger = done.ledger;
+    if ledger.balances() {
+        return Ok(());
+    }
+    Err(Problem::new(format!(
+        "`{stage}` does not account for every row: {} in ≠ {} out + {} rejected + {} held",
+        ledger.taken, ledger.out, ledger.rejected, ledger.held
+    ))
+    .help("this is a bug in the stage; nothing was published"))
+}
+
+fn interrupted(help: String) -> Error {
+    Error::new(Exit::Interrupted, Mistake::new("interrupted").help(help))
+}
+
+fn source_record(found: &crate::sources::Found) -> SourceRecord {
+    SourceRecord { location: found.resolved.location.clone(), commit: found.resolved.commit.clone() }
+}
+
+fn input_records(stage: &Prepared, made: &BTreeMap<String, Artifact>) -> BTreeMap<String, InputRecord> {
+    let record =
+        |from: &String| made.get(from).map(|artifact| InputRecord { stage: from.clone(), key: artifact.manifest.key });
+    stage.node.inputs.iter().filter_map(|(input, from)| Some((input.clone(), record(from)?))).collect()
+}

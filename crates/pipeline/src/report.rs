@@ -1,0 +1,252 @@
+//! What a person or a program sees while a run goes on: bars on a terminal, plain lines elsewhere, JSON lines on demand.
+//!
+//! Results go to standard output, progress to standard error.
+
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::{Value, json};
+use stage::Event;
+
+use crate::clock::told;
+use crate::error::say;
+
+/// Without a terminal, a phase that takes long gets one line per interval.
+const LINE_INTERVAL: Duration = Duration::from_secs(10);
+/// So many refused items of a stage are shown one by one; all are in its `rejects` table.
+const REJECTED_SHOWN: u64 = 5;
+
+enum Mode {
+    Terminal,
+    Plain,
+    Json,
+}
+
+/// Shows a run.
+pub(crate) struct Reporter {
+    mode: Mode,
+    /// Width of the column of stage names.
+    width: usize,
+    stage: String,
+    bar: Option<ProgressBar>,
+    phase: Option<Phase>,
+    rejected: u64,
+}
+
+/// The phase that is going on, for rate and ETA.
+struct Phase {
+    name: String,
+    started: Instant,
+    first: u64,
+    last_line: Instant,
+}
+
+impl Reporter {
+    pub(crate) fn new(json: bool, names: impl Iterator<Item = usize>) -> Self {
+        let mode = match (json, std::io::stderr().is_terminal()) {
+            (true, _) => Mode::Json,
+            (false, true) => Mode::Terminal,
+            (false, false) => Mode::Plain,
+        };
+        Self { mode, width: names.max().unwrap_or(0), stage: String::new(), bar: None, phase: None, rejected: 0 }
+    }
+
+    /// A stage whose result is there.
+    pub(crate) fn cached(&mut self, stage: &str, rows: u64, link: &Path, key: &store::Digest) {
+        let text = format!("{stage:w$}  cached   {rows} rows  {}", link.display(), w = self.width);
+        self.result(&text, || json!({"event": "stage", "stage": stage, "status": "cached", "key": key, "path": link}));
+    }
+
+    /// A stage begins.
+    pub(crate) fn begins(&mut self, stage: &str, reason: &str, device: &str, notes: &[String]) {
+        stage.clone_into(&mut self.stage);
+        (self.phase, self.rejected) = (None, 0);
+        let text = format!("{stage:w$}  running  {reason}", w = self.width);
+        self.aside(&text, || {
+            json!({"event": "stage", "stage": stage, "status": "running", "reason": reason, "device": device, "notes": notes})
+        });
+        if !matches!(self.mode, Mode::Json) {
+            for note in notes {
+                self.line(&format!("{:w$}  note: {note}", "", w = self.width));
+            }
+        }
+    }
+
+    /// Another runner has the lock.
+    pub(crate) fn waits(&mut self, stage: &str) {
+        let text = format!("{stage:w$}  waiting  for another runner that makes the same", w = self.width);
+        self.aside(&text, || json!({"event": "stage", "stage": stage, "status": "waiting"}));
+    }
+
+    /// A stage is done.
+    pub(crate) fn made(&mut self, stage: &str, seconds: f64, summary: &str, link: &Path, key: &store::Digest) {
+        self.end_bar();
+        let text = format!("{stage:w$}  made in {}: {summary}  {}", told(seconds), link.display(), w = self.width);
+        self.result(&text, || {
+            json!({"event": "stage", "stage": stage, "status": "made", "seconds": seconds, "summary": summary, "key": key, "path": link})
+        });
+    }
+
+    /// The stage ended badly; the error itself is printed by the caller.
+    pub(crate) fn failed(&mut self, stage: &str, status: &str) {
+        self.end_bar();
+        if let Mode::Json = self.mode {
+            self.json(&json!({"event": "stage", "stage": stage, "status": status}));
+        }
+    }
+
+    /// The last line of a good run.
+    pub(crate) fn ends(&mut self, ran: usize, cached: usize, seconds: f64) {
+        let text = match (ran, cached) {
+            (0, 1) => format!("nothing to do: the stage is cached ({})", told(seconds)),
+            (0, n) => format!("nothing to do: all {n} stages are cached ({})", told(seconds)),
+            (ran, 0) => format!("done: {ran} made ({})", told(seconds)),
+            (ran, cached) => format!("done: {ran} made, {cached} cached ({})", told(seconds)),
+        };
+        self.result(&text, || json!({"event": "end", "made": ran, "cached": cached, "seconds": seconds, "exit": 0}));
+    }
+
+    /// An event of the running stage.
+    pub(crate) fn event(&mut self, event: &Event) {
+        if let Mode::Json = self.mode {
+            let mut value = json!(event);
+            value["stage"] = Value::from(self.stage.as_str());
+            self.json(&value);
+            return;
+        }
+        let stage = self.stage.clone();
+        match event {
+            Event::Progress { phase, done, total, unit, note } => {
+                self.progress(phase, *done, *total, unit, note.as_deref());
+            }
+            Event::Warning { message } => self.line(&format!("{stage:w$}  warning: {message}", w = self.width)),
+            Event::Rejected { item, reason, detail } => {
+                self.rejected += 1;
+                if self.rejected <= REJECTED_SHOWN {
+                    self.line(&format!("{stage:w$}  refused {item}: {reason}: {detail}", w = self.width));
+                } else if self.rejected == REJECTED_SHOWN + 1 {
+                    let text = "more is refused; `pipeline sql RECIPE \"select * from rejects\"` shows all at the end";
+                    self.line(&format!("{stage:w$}  {text}", w = self.width));
+                }
+            }
+            Event::Output { label, path } => {
+                self.line(&format!("{stage:w$}  {label}: {}", path.display(), w = self.width));
+            }
+            // Numbers are in the artifact's tables; the ends of a stage are reported by the runner.
+            Event::Metric { .. } | Event::Done { .. } | Event::Failed { .. } => {}
+        }
+    }
+
+    fn progress(&mut self, name: &str, done: u64, total: Option<u64>, unit: &str, note: Option<&str>) {
+        let now = Instant::now();
+        if self.phase.as_ref().is_none_or(|phase| phase.name != name) {
+            self.end_bar();
+            self.phase = Some(Phase { name: name.to_owned(), started: now, first: done, last_line: now });
+        }
+        let Some(phase) = &mut self.phase else { return };
+        let text = progress_text(done, total, unit, note, done.saturating_sub(phase.first), phase.started.elapsed());
+        let finished = total == Some(done);
+        match self.mode {
+            Mode::Terminal => {
+                let bar = self.bar.get_or_insert_with(|| new_bar(&self.stage, self.width, name, total));
+                bar.set_position(done);
+                bar.set_message(text);
+                if finished {
+                    self.end_bar();
+                }
+            }
+            Mode::Plain if finished || now - phase.last_line >= LINE_INTERVAL => {
+                phase.last_line = now;
+                self.line(&format!("{:w$}  {name}  {text}", self.stage, w = self.width));
+            }
+            Mode::Plain | Mode::Json => {}
+        }
+    }
+
+    fn end_bar(&mut self) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+        }
+    }
+
+    /// A line about the result: standard output.
+    fn result(&mut self, text: &str, value: impl FnOnce() -> Value) {
+        match self.mode {
+            Mode::Json => self.json(&value()),
+            Mode::Terminal | Mode::Plain => say(&mut std::io::stdout(), &format!("{text}\n")),
+        }
+    }
+
+    /// A line about the way to it: standard error.
+    fn aside(&mut self, text: &str, value: impl FnOnce() -> Value) {
+        match self.mode {
+            Mode::Json => self.json(&value()),
+            Mode::Terminal | Mode::Plain => self.line(text),
+        }
+    }
+
+    fn line(&self, text: &str) {
+        let print = || say(&mut std::io::stderr(), &format!("{text}\n"));
+        match &self.bar {
+            Some(bar) => bar.suspend(print),
+            None => print(),
+        }
+    }
+
+    #[expect(clippy::unused_self, reason = "called like its siblings")]
+    fn json(&self, value: &Value) {
+        say(&mut std::io::stdout(), &format!("{value}\n"));
+    }
+}
+
+fn new_bar(stage: &str, width: usize, phase: &str, total: Option<u64>) -> ProgressBar {
+    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
+    let template = if total.is_some() { "{prefix} {bar:24} {msg}" } else { "{prefix} {spinner} {msg}" };
+    if let Ok(style) = ProgressStyle::with_template(template) {
+        bar.set_style(style.progress_chars("━╸─"));
+    }
+    bar.with_prefix(format!("{stage:width$}  {phase}"))
+}
+
+/// `12/78 pictures  3.4/s  ETA 20 s  loss 0.41`; the rate is that of this run's share (`since` units in `elapsed`).
+fn progress_text(
+    done: u64,
+    total: Option<u64>,
+    unit: &str,
+    note: Option<&str>,
+    since: u64,
+    elapsed: Duration,
+) -> String {
+    let mut text = match total {
+        Some(total) => format!("{done}/{total} {unit}"),
+        None => format!("{done} {unit}"),
+    };
+    let rate = since as f64 / elapsed.as_secs_f64().max(1e-9);
+    if since > 0 && elapsed >= Duration::from_millis(200) {
+        let digits = usize::from(rate < 10.0) + usize::from(rate < 1.0);
+        text.push_str(&format!("  {rate:.digits$}/s"));
+        if let Some(left) = total.and_then(|total| total.checked_sub(done)).filter(|left| *left > 0) {
+            text.push_str(&format!("  ETA {}", told(left as f64 / rate)));
+        }
+    }
+    if let Some(note) = note {
+        text.push_str(&format!("  {note}"));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rate_and_eta_count_only_what_this_run_did() {
+        let text = |since| progress_text(150, Some(200), "steps", Some("loss 0.41"), since, Duration::from_secs(100));
+        // Resumed at step 100: 50 steps in 100 s, not 150.
+        assert_eq!(text(50), "150/200 steps  0.50/s  ETA 1 min 40 s  loss 0.41");
+        assert_eq!(text(0), "150/200 steps  loss 0.41");
+        assert_eq!(progress_text(7, None, "files", None, 7, Duration::from_millis(100)), "7 files");
+    }
+}

@@ -1,0 +1,226 @@
+//! A recipe, its graph and the cache, opened together; and each stage prepared: program asked, parameters checked.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+
+use serde_json::{Map, Value};
+use spec::graph::{Kinds, Node};
+use spec::{Graph, Mistake, Recipe, schema};
+use stage::{CONTRACT, CheckRequest, Checked, Description, Exit};
+use store::Cache;
+
+use crate::error::{Error, Result};
+use crate::programs::{Program, at_source};
+use crate::sources::{Finder, Found};
+
+/// The graph for recipes that have none near them.
+const BUILT_IN_GRAPH: &str = include_str!("../../../pipeline.toml");
+
+/// What every command opens.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Options {
+    pub(crate) recipe: PathBuf,
+    pub(crate) overrides: Vec<String>,
+    pub(crate) cache: Option<PathBuf>,
+    pub(crate) runs: Option<PathBuf>,
+    pub(crate) device: Option<String>,
+    pub(crate) threads: Option<usize>,
+    pub(crate) update: bool,
+}
+
+/// Recipe, graph and cache.
+pub(crate) struct Workspace {
+    pub(crate) options: Options,
+    pub(crate) recipe: Recipe,
+    pub(crate) graph: Graph,
+    pub(crate) cache: Cache,
+    /// Folder of the links that people follow.
+    pub(crate) runs: PathBuf,
+}
+
+/// A stage that is ready to be planned.
+#[derive(Debug, Clone)]
+pub(crate) struct Prepared {
+    pub(crate) node: Node,
+    pub(crate) program: Program,
+    pub(crate) description: Description,
+    /// The stage's table, without what belongs to the runner.
+    pub(crate) table: Map<String, Value>,
+    pub(crate) checked: Checked,
+    pub(crate) sources: Vec<Found>,
+    pub(crate) device: String,
+    pub(crate) threads: usize,
+}
+
+impl Workspace {
+    pub(crate) fn open(options: Options) -> Result<Self> {
+        let current = std::env::current_dir()?;
+        let recipe = Recipe::read(&options.recipe, &options.overrides)?;
+        let graph = Graph::find(&recipe.base_dir, &current, BUILT_IN_GRAPH)?;
+        recipe.check_stages(&graph)?;
+        let folder = options
+            .cache
+            .clone()
+            .or_else(|| std::env::var_os("PIPELINE_CACHE").filter(|folder| !folder.is_empty()).map(PathBuf::from))
+            .unwrap_or_else(|| PathBuf::from(".pipeline"));
+        let cache = Cache::open(&folder)?;
+        let runs = options.runs.clone().unwrap_or_else(|| PathBuf::from("runs"));
+        Ok(Self { options, recipe, graph, cache, runs })
+    }
+
+    /// Finds and asks the programs of `stages`, and holds their kinds against the graph's edges.
+    pub(crate) fn describe(&self, stages: &BTreeSet<String>) -> Result<BTreeMap<String, (Program, Description)>> {
+        let mut described = BTreeMap::new();
+        for node in self.graph.nodes().filter(|node| stages.contains(&node.name)) {
+            let program = Program::find(node, self.graph.path.as_deref())?;
+            let description = program.describe(&self.cache, node)?;
+            described.insert(node.name.clone(), (program, description));
+        }
+        let kinds = described
+            .iter()
+            .map(|(name, (_, d))| (name.clone(), Kinds { inputs: d.inputs.clone(), output: d.output.clone() }))
+            .collect();
+        self.graph.check_kinds(&kinds)?;
+        Ok(described)
+    }
+
+    /// Checks the parameters of all `stages` and identifies what they read; all mistakes are reported together.
+    /// `implied` are stages without a table: (stage → who needs it).
+    pub(crate) fn prepare(
+        &self,
+        stages: &BTreeSet<String>,
+        implied: &BTreeMap<String, String>,
+    ) -> Result<Vec<Prepared>> {
+        let mut described = self.describe(stages)?;
+        let mut mistakes = Vec::new();
+        let mut prepared = Vec::new();
+        for node in self.graph.nodes() {
+            let Some((program, description)) = described.remove(&node.name) else { continue };
+            let mut table = self.recipe.table(&self.graph, &node.name);
+            let (device, threads) = self.take_resources(node, &description, &mut table, &mut mistakes);
+            let value = Value::Object(table.clone());
+            let mut problems = schema::validate_split(&description.parameters, &description.settings, &value);
+            let mut checked = Checked::default();
+            if problems.is_empty() {
+                let request =
+                    CheckRequest { contract: CONTRACT, parameters: value, base_dir: self.recipe.base_dir.clone() };
+                checked = program.check(&self.cache, &node.name, &request)?;
+                problems.clone_from(&checked.problems);
+            }
+            if let (Some(needed_by), false) = (implied.get(&node.name), problems.is_empty()) {
+                mistakes.push(self.missing_input(&node.name, needed_by, &problems));
+                continue;
+            }
+            mistakes.extend(problems.iter().map(|problem| self.recipe.locate(&self.graph, &node.name, problem)));
+            prepared.push(Prepared {
+                node: node.clone(),
+                program,
+                description,
+                table,
+                checked,
+                sources: Vec::new(),
+                device,
+                threads,
+            });
+        }
+        if !mistakes.is_empty() {
+            return Err(Error { exit: Exit::Recipe, mistakes, log_tail: None });
+        }
+        self.identify(&mut prepared)?;
+        Ok(prepared)
+    }
+
+    fn identify(&self, prepared: &mut [Prepared]) -> Result<()> {
+        let mut finder = Finder::new(&self.cache, self.options.update);
+        let mut failed: Option<Error> = None;
+        for stage in prepared {
+            for source in &stage.checked.sources {
+                match finder.find(source, &self.recipe.base_dir) {
+                    Ok(found) => {
+                        self.cache.keep_entries(&found.identity)?;
+                        stage.sources.push(found);
+                    }
+                    Err((exit, error)) => {
+                        let problem = at_source(&source.name, &*error);
+                        let mistake = self.recipe.locate(&self.graph, &stage.node.name, &problem);
+                        match &mut failed {
+                            // The same model at two stages is one mistake.
+                            Some(failed) if failed.mistakes.iter().any(|m| m.message == mistake.message) => {}
+                            Some(failed) => failed.mistakes.push(mistake),
+                            None => failed = Some(Error::new(exit, mistake)),
+                        }
+                    }
+                }
+            }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// A stage that the recipe leaves out, that another one needs, and that cannot run on its defaults.
+    fn missing_input(&self, stage: &str, needed_by: &str, problems: &[spec::Problem]) -> Mistake {
+        let reasons: Vec<&str> = problems.iter().map(|problem| problem.message.as_str()).collect();
+        let problem = spec::Problem::new(format!(
+            "`{needed_by}` needs the stage `{stage}`, which the recipe leaves out and which cannot run on its defaults: {}",
+            reasons.join("; ")
+        ))
+        .help(format!("add a table `[{stage}]`"));
+        self.recipe.locate(&self.graph, needed_by, &problem)
+    }
+
+    /// Device and threads: the command line's, else the stage's own, else the recipe's, else `cpu` and all cores.
+    fn take_resources(
+        &self,
+        node: &Node,
+        description: &Description,
+        table: &mut Map<String, Value>,
+        mistakes: &mut Vec<Mistake>,
+    ) -> (String, usize) {
+        let own = |name: &str| {
+            [&description.parameters, &description.settings]
+                .iter()
+                .any(|schema| schema["properties"].get(name).is_some())
+        };
+        let mut refuse = |field: &str, message: String, help: &str| {
+            let problem = spec::Problem::new(message).field(field).help(help);
+            mistakes.push(self.recipe.locate(&self.graph, &node.name, &problem));
+        };
+        let mut take = |name: &str| if own(name) { None } else { table.remove(name) };
+
+        let mut for_stage = None;
+        match take("device") {
+            None => {}
+            Some(Value::String(device)) => for_stage = Some(device),
+            Some(_) => refuse("device", "`device` must be a string".to_owned(), "write `cpu`, `cuda` or `cuda:N`"),
+        }
+        let asked = self.options.device.clone().or_else(|| for_stage.clone()).or_else(|| self.recipe.device.clone());
+        let device = asked.unwrap_or_else(|| "cpu".to_owned());
+        let kind = device.split(':').next().unwrap_or_default();
+        let numbered = device.strip_prefix("cuda:").is_none_or(|number| number.parse::<u32>().is_ok());
+        if !matches!(kind, "cpu" | "cuda") || !numbered || device.starts_with("cpu:") {
+            refuse("device", format!("`{device}` is no device"), "write `cpu`, `cuda` or `cuda:N`");
+        }
+        let can = description.devices.iter().any(|able| able == kind);
+        if !can && for_stage.as_ref() == Some(&device) {
+            let help = format!("it can use: {}", description.devices.join(", "));
+            refuse("device", format!("`{}` cannot run on `{device}`", node.name), &help);
+        }
+        // A device for the whole recipe is meant for the stages that can use it.
+        let device = if can { device } else { "cpu".to_owned() };
+
+        let mut threads = None;
+        match take("threads").map(|value| value.as_u64().filter(|n| *n > 0)) {
+            None => {}
+            Some(Some(number)) => threads = Some(number),
+            Some(None) => {
+                refuse("threads", "`threads` must be an integer > 0".to_owned(), "leave it out for all cores")
+            }
+        }
+        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = self
+            .options
+            .threads
+            .or_else(|| threads.or(self.recipe.threads).map(|n| usize::try_from(n).unwrap_or(usize::MAX)))
+            .unwrap_or_else(cores);
+        (device, threads)
+    }
+}
