@@ -1,0 +1,98 @@
+#!/usr/bin/env python3
+"""A stage program in another language: the contract is JSON on files and pipes, nothing else.
+
+Its verb is its file name. It copies its inputs and its `text` into `out.txt`, and writes each call into FAKE_LOG.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+verb = os.path.basename(sys.argv[0]).removeprefix("pipeline-")
+KINDS = {"dig": ({}, "ore"), "smelt": ({"ore": "ore"}, "metal"), "forge": ({"metal": "metal"}, "tool")}
+INPUTS, OUTPUT = KINDS.get(verb, ({}, "thing"))
+
+
+def note(what):
+    with open(os.environ["FAKE_LOG"], "a") as log:
+        log.write(f"{verb} {what}\n")
+
+
+def say(**event):
+    print(json.dumps(event), flush=True)
+
+
+def describe():
+    string, number, flag = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+    parameters = {"text": string, "amount": number, "source": string, "notes_file": string, "required_here": string}
+    print(json.dumps({
+        "contract": 1, "stage": os.environ.get("FAKE_NAME", verb), "version": int(os.environ.get("FAKE_VERSION", "1")),
+        "about": "fake", "output": OUTPUT, "inputs": INPUTS, "tables": {}, "resumable": False, "devices": ["cpu"],
+        "parameters": {"type": "object", "properties": parameters, "additionalProperties": False,
+                       "required": ["required_here"] if verb == "assay" else []},
+        "settings": {"type": "object", "additionalProperties": False, "properties": {
+            "workers": number, "seconds": {"type": "number"}, "end": string, "unbalanced": flag, "dump": string}},
+    }))
+
+
+def check(request):
+    p = request["parameters"]
+    answer = {"key": {"text": p.get("text", "default"), "amount": p.get("amount", 1)}, "sources": [], "consulted": [],
+              "notes": [], "problems": []}
+    if p.get("text") == "bad":
+        answer["problems"].append({"message": "`text` may not be `bad`", "field": "text", "help": "write something good"})
+    if "source" in p:
+        path = os.path.join(request["base_dir"], p["source"])
+        answer["sources"].append({"name": "source", "kind": "path", "location": path, "revision": None, "parts": []})
+    if "notes_file" in p:
+        path = os.path.join(request["base_dir"], p["notes_file"])
+        answer["consulted"].append(path)
+        answer["key"]["notes"] = open(path).read()
+    print(json.dumps(answer))
+
+
+def run(request):
+    p, out = request["parameters"], request["output"]
+    stop = []
+    signal.signal(signal.SIGINT, lambda *_: stop.append(1))
+    print("hello log", file=sys.stderr, flush=True)
+    print("not an event", flush=True)
+    say(event="progress", phase="working", done=1, total=2, unit="rows", note=None)
+    with open(os.path.join(out, "out.txt"), "w") as file:
+        file.write(p.get("text", "default").split("#")[0])
+        for name in sorted(request["inputs"]):
+            file.write("+" + open(os.path.join(request["inputs"][name], "out.txt")).read())
+    started = time.time()
+    while time.time() - started < p.get("seconds", 0) and not stop:
+        time.sleep(0.02)
+    if stop:
+        say(event="failed", problem={"message": "interrupted"}, exit=130)
+        sys.exit(130)
+    end = p.get("end")
+    if end == "fail":
+        print("about to fail", file=sys.stderr, flush=True)
+        say(event="failed", problem={"message": "the furnace is cold", "help": "light it"}, exit=4)
+        sys.exit(4)
+    if end == "crash":
+        os.kill(os.getpid(), signal.SIGSEGV)
+    if end == "mute":
+        return
+    if end == "edit":
+        with open(request["sources"]["source"]["location"] + "/new.txt", "w") as file:
+            file.write("late")
+    say(event="progress", phase="working", done=2, total=2, unit="rows", note="all")
+    say(event="warning", message="a bit warm")
+    say(event="rejected", item="row 3", reason="dirty", detail="mud")
+    say(event="done", summary=f"2 rows {verb}ed", info={"pid": 0},
+        ledger={"in": 3, "out": 2, "rejected": 0 if p.get("unbalanced") else 1, "held": 0})
+
+
+note(sys.argv[1])
+if sys.argv[1] == "describe":
+    describe()
+else:
+    request = json.load(open(sys.argv[3]))
+    assert sys.argv[2] == "--request" and request["contract"] == 1
+    {"check": check, "run": run}[sys.argv[1]](request)

@@ -1,0 +1,226 @@
+//! Law L1: a result is reused if and only if nothing that could change it changed.
+
+use std::time::{Duration, Instant};
+
+use crate::support::{Forge, exists, stage_line};
+
+const RUN: &[&str] = &["run", "sword.toml"];
+
+fn set(value: &str) -> Vec<&str> {
+    vec!["run", "sword.toml", "--set", value]
+}
+
+#[test]
+fn a_second_run_starts_no_process_and_says_so_quickly() {
+    let forge = Forge::new();
+    let first = forge.good(RUN);
+    assert!(stage_line(&first.out, "forge").contains("2 rows forgeed  runs/sword/forge"), "{}", first.out);
+    assert_eq!(forge.ran(), ["dig", "smelt", "forge"]);
+    assert_eq!(forge.read("runs/sword/forge/out.txt"), "blade+default+iron");
+
+    let began = Instant::now();
+    let second = forge.good(RUN);
+    let took = began.elapsed();
+    assert!(second.out.contains("nothing to do: all 3 stages are cached"), "{}", second.out);
+    for stage in ["dig", "smelt", "forge"] {
+        assert!(stage_line(&second.out, stage).contains("cached"));
+    }
+    assert_eq!(forge.calls(), Vec::<String>::new());
+    assert!(took < Duration::from_millis(400), "{took:?}; the promise is 0.2 s on an idle machine");
+    assert_eq!(fs_err::read_dir(forge.path(".pipeline/runs/sword")).unwrap().count(), 2, "one run and `latest`");
+}
+
+#[test]
+fn a_changed_parameter_reruns_exactly_what_depends_on_it() {
+    let forge = Forge::new();
+    forge.good(RUN);
+    forge.ran();
+    forge.edit("sword.toml", "\"blade\"", "\"axe\"");
+    let plan = forge.good(&["plan", "sword.toml"]);
+    assert!(stage_line(&plan.out, "dig").contains("cached"));
+    assert_eq!(stage_line(&plan.out, "forge"), "forge  to run  parameter `text` changed \"blade\" → \"axe\"");
+    forge.good(RUN);
+    assert_eq!(forge.ran(), ["forge"]);
+
+    let plan = forge.good(&["plan", "sword.toml", "--set", "dig.text=copper"]);
+    assert_eq!(stage_line(&plan.out, "dig"), "dig    to run  parameter `text` changed \"iron\" → \"copper\"");
+    assert_eq!(stage_line(&plan.out, "smelt"), "smelt  waits   for dig");
+    assert_eq!(stage_line(&plan.out, "forge"), "forge  waits   for smelt");
+    forge.good(&set("dig.text=copper"));
+    assert_eq!(forge.ran(), ["dig", "smelt", "forge"]);
+    assert_eq!(forge.read("runs/sword/forge/out.txt"), "axe+default+copper");
+
+    // Back and forth: the older artifacts are still there.
+    forge.good(RUN);
+    assert_eq!(forge.ran(), Vec::<String>::new());
+    assert_eq!(forge.read("runs/sword/forge/out.txt"), "axe+default+iron");
+}
+
+#[test]
+fn operational_settings_move_no_key() {
+    let forge = Forge::new();
+    forge.good(RUN);
+    forge.ran();
+    for args in [
+        &["run", "sword.toml", "--set", "dig.workers=7", "--set", "smelt.seconds=0.5"][..],
+        &["run", "sword.toml", "--threads", "3", "--device", "cuda"],
+        &["run", "sword.toml", "--set", "threads=2", "--set", "dig.device=cpu"],
+    ] {
+        forge.good(args);
+        assert_eq!(forge.ran(), Vec::<String>::new(), "{args:?}");
+    }
+}
+
+#[test]
+fn equal_results_cut_the_rest_off() {
+    let forge = Forge::new();
+    forge.good(RUN);
+    forge.ran();
+    // Another key, the same bytes: the fake stage drops what follows `#`.
+    let said = forge.good(&set("dig.text=iron#2"));
+    assert_eq!(forge.ran(), ["dig"]);
+    assert!(stage_line(&said.out, "smelt").contains("cached"));
+}
+
+#[test]
+fn sources_count_by_content_and_nothing_else() {
+    let forge = Forge::new();
+    forge.good(RUN);
+    forge.ran();
+    let file = fs_err::File::options().append(true).open(forge.path("mine/a.txt")).unwrap();
+    file.file().set_modified(std::time::SystemTime::now() + Duration::from_secs(100)).unwrap();
+    forge.good(RUN);
+    assert_eq!(forge.ran(), Vec::<String>::new(), "touched");
+
+    fs_err::rename(forge.path("mine"), forge.path("quarry")).unwrap();
+    forge.edit("sword.toml", "\"mine\"", "\"quarry\"");
+    forge.good(RUN);
+    assert_eq!(forge.ran(), Vec::<String>::new(), "moved");
+
+    forge.write("quarry/a.txt", "gold");
+    forge.write("quarry/b.txt", "more");
+    let plan = forge.good(&["plan", "sword.toml"]);
+    assert_eq!(stage_line(&plan.out, "dig"), "dig    to run  source `source` changed: a.txt, b.txt (new)");
+    forge.good(RUN);
+    assert_eq!(forge.ran()[0], "dig", "edited");
+}
+
+#[test]
+fn a_moved_cache_and_a_moved_project_keep_their_hits() {
+    let forge = Forge::new();
+    forge.good(RUN);
+    forge.ran();
+    fs_err::rename(forge.path(".pipeline"), forge.path("elsewhere")).unwrap();
+    forge.good(&["run", "sword.toml", "--cache", "elsewhere"]);
+    assert_eq!(forge.ran(), Vec::<String>::new());
+    assert_eq!(forge.read("runs/sword/forge/out.txt"), "blade+default+iron", "the links follow");
+    let by_environment = forge.command(RUN).env("PIPELINE_CACHE", forge.path("elsewhere")).output().unwrap();
+    assert!(by_environment.status.success());
+    assert_eq!(forge.ran(), Vec::<String>::new());
+    assert!(!exists(&forge.path(".pipeline")));
+}
+
+#[test]
+fn a_consulted_file_is_part_of_the_question() {
+    let forge = Forge::new();
+    forge.write("notes.txt", "hot");
+    forge.edit("sword.toml", "amount = 2", "notes_file = \"notes.txt\"");
+    forge.good(RUN);
+    forge.ran();
+    forge.good(RUN);
+    assert_eq!(forge.calls(), Vec::<String>::new());
+    forge.write("notes.txt", "cold");
+    let plan = forge.good(&["plan", "sword.toml"]);
+    assert_eq!(stage_line(&plan.out, "smelt"), "smelt  to run  parameter `notes` changed \"hot\" → \"cold\"");
+}
+
+#[test]
+fn a_new_program_version_is_a_new_result() {
+    let forge = Forge::new();
+    forge.good(RUN);
+    forge.ran();
+    // Another file, the same answers: asked again, nothing rerun.
+    forge.edit("bin/pipeline-dig", "\"about\": \"fake\"", "\"about\": \"fake but new\"");
+    forge.good(RUN);
+    assert_eq!(forge.calls(), ["dig describe", "dig check"]);
+    forge.edit("bin/pipeline-dig", "\"FAKE_VERSION\", \"1\"", "\"FAKE_VERSION\", \"2\"");
+    let plan = forge.good(&["plan", "sword.toml"]);
+    assert_eq!(stage_line(&plan.out, "dig"), "dig    to run  the stage's own version changed 1 → 2");
+}
+
+#[test]
+fn damage_is_found_and_repaired() {
+    let forge = Forge::new();
+    forge.good(RUN);
+    forge.ran();
+    fs_err::remove_file(forge.path("runs/sword/smelt/out.txt")).unwrap();
+    let said = forge.good(RUN);
+    assert!(
+        stage_line(&said.err, "smelt").contains("the earlier artifact is damaged: `out.txt` is missing"),
+        "{}",
+        said.err
+    );
+    assert_eq!(forge.ran(), ["smelt"], "the same bytes came out, so what follows stays");
+}
+
+#[test]
+fn parts_of_the_graph_can_be_chosen() {
+    let forge = Forge::new();
+    let refused = forge.run(&["run", "sword.toml", "--from", "smelt"]);
+    assert_eq!(refused.code, 2);
+    assert!(refused.err.contains("the stage `dig` is not cached (no earlier artifact)"), "{}", refused.err);
+    assert_eq!(forge.ran(), Vec::<String>::new());
+
+    forge.good(&["run", "sword.toml", "--until", "smelt"]);
+    assert_eq!(forge.ran(), ["dig", "smelt"]);
+    forge.good(&["run", "sword.toml", "--only", "smelt", "--force"]);
+    assert_eq!(forge.ran(), ["smelt"]);
+    forge.good(&["run", "sword.toml", "--force", "dig"]);
+    assert_eq!(forge.ran(), ["dig", "forge"], "the forced stage gave the same bytes, so `smelt` stays");
+    forge.good(&["run", "sword.toml", "--from", "smelt", "--force"]);
+    assert_eq!(forge.ran(), ["smelt", "forge"]);
+    forge.good(&["smelt", "sword.toml", "--force"]);
+    assert_eq!(forge.ran(), ["smelt"]);
+    forge.good(&["dig", "sword.toml", "--dump", "seen", "--text", "iron"]);
+    assert_eq!(forge.ran(), ["dig"], "a dump is wanted although the result is cached");
+}
+
+#[test]
+fn two_runners_do_the_work_once() {
+    let forge = Forge::new();
+    forge.edit("sword.toml", "amount = 2", "amount = 2\nseconds = 1.0");
+    let first = forge.start(RUN);
+    let second = forge.start(RUN);
+    let (first, second) = (forge.finish(first), forge.finish(second));
+    assert_eq!((first.code, second.code), (0, 0), "{}{}", first.err, second.err);
+    let mut ran = forge.ran();
+    ran.sort();
+    assert_eq!(ran, ["dig", "forge", "smelt"]);
+    assert!(format!("{}{}", first.err, second.err).contains("waiting  for another runner"));
+}
+
+#[test]
+fn json_lines_tell_the_whole_story() {
+    let forge = Forge::new();
+    let said = forge.good(&["run", "sword.toml", "--json"]);
+    let lines: Vec<serde_json::Value> = said.out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |stage: &str, event: &str| lines.iter().filter(|l| l["stage"] == stage && l["event"] == event).count();
+    assert_eq!((of("dig", "progress"), of("dig", "warning"), of("dig", "rejected"), of("dig", "done")), (2, 1, 1, 1));
+    assert_eq!(of("forge", "stage"), 2, "running and made");
+    assert_eq!(lines.last().unwrap()["made"], 3);
+    let record: serde_json::Value = serde_json::from_str(&forge.read(".pipeline/runs/sword/latest/run.json")).unwrap();
+    assert_eq!(record["exit"], 0);
+    assert_eq!(record["stages"][1]["status"], "made");
+    assert_eq!(record["stages"][1]["warnings"][0], "a bit warm");
+    assert_eq!(forge.read(".pipeline/runs/sword/latest/dig.log"), "hello log\nnot an event\n");
+
+    let shown = forge.good(&["show", "sword.toml", "smelt"]);
+    for part in
+        ["rows      3 in = 2 out + 1 rejected + 0 held", "summary   2 rows smelted", "out.txt", "warning   a bit warm"]
+    {
+        assert!(shown.out.contains(part), "{part} is not in\n{}", shown.out);
+    }
+    let shown = forge.good(&["show", "sword.toml", "--json"]);
+    let first: serde_json::Value = serde_json::from_str(shown.out.lines().next().unwrap()).unwrap();
+    assert_eq!((first["fresh"].as_bool(), first["manifest"]["kind"].as_str()), (Some(true), Some("ore")));
+}
