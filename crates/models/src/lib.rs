@@ -1,1 +1,33 @@
-//! architectures and their registry.
+//! Architectures and their registry. To add a model: one file for its transformer, one line in [`FAMILIES`].
+
+pub mod autoencoder_kl;
+pub mod clip;
+pub mod error;
+pub mod family;
+pub mod flux;
+pub mod flux_pipeline;
+pub mod folder;
+mod sentencepiece;
+pub mod t5;
+pub mod tokenizer;
+
+pub use error::{Error, Result};
+pub use family::{
+    DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Normalisation, Posterior, Text, TextEncoders, Vae,
+};
+pub use folder::ModelFolder;
+
+/// Every family there is.
+pub const FAMILIES: &[&dyn Family] = &[&flux_pipeline::FluxPipeline];
+
+/// The family of a folder, by the pipeline class in its index.
+pub fn family_of(folder: &ModelFolder) -> Result<&'static dyn Family> {
+    FAMILIES.iter().copied().find(|family| family.pipeline_class() == folder.class()).ok_or_else(|| {
+        let supported: Vec<String> = FAMILIES.iter().map(|family| format!("`{}`", family.pipeline_class())).collect();
+        Error::UnknownPipeline {
+            folder: folder.path.clone(),
+            class: folder.class().into(),
+            supported: supported.join(", "),
+        }
+    })
+}
