@@ -1,6 +1,6 @@
 //! Exponential moving average of trained weights.
 
-use tch::{Kind, Tensor};
+use tch::Kind;
 
 use crate::builder::Named;
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ impl Ema {
     /// Starts at the parameters' present values.
     pub fn new(parameters: Vec<Named>) -> Result<Self> {
         let copy = |named: &Named| -> Result<Named> {
-            let tensor = named.tensor.f_detach()?.f_to_kind(Kind::Float)?.f_clone(&Tensor::new())?;
+            let tensor = named.tensor.f_detach()?.f_to_kind(Kind::Float)?.copy();
             Ok(Named { name: named.name.clone(), tensor })
         };
         let shadow = parameters.iter().map(copy).collect::<Result<_>>()?;
@@ -38,7 +38,7 @@ impl Ema {
     pub fn swap(&mut self) -> Result<()> {
         tch::no_grad(|| {
             for (shadow, named) in self.shadow.iter_mut().zip(&mut self.parameters) {
-                let kept = named.tensor.f_detach()?.f_to_kind(Kind::Float)?.f_clone(&Tensor::new())?;
+                let kept = named.tensor.f_detach()?.f_to_kind(Kind::Float)?.copy();
                 named.tensor.f_copy_(&shadow.tensor)?;
                 shadow.tensor.f_copy_(&kept)?;
             }

@@ -56,10 +56,10 @@ pub enum Error {
         /// The first of them, comma-separated.
         names: String,
     },
-    /// A LoRA target, exclusion or saved module that fits no linear layer.
+    /// A LoRA pattern, or a module of an adapter file, that fits no linear layer.
     #[error("LoRA {what} `{pattern}` matches no linear layer of the model")]
     UnmatchedAdapter {
-        /// `target`, `exclusion` or `module`.
+        /// `target`, `exclusion`, `rank pattern` or `alpha pattern`.
         what: &'static str,
         /// As the user or the file has it.
         pattern: String,

@@ -32,7 +32,9 @@ pub struct Spec {
     pub alpha: f64,
     /// Layers to adapt. With `*`: the full dotted name. Without: the full name or its last segments (`to_q`, `attn.to_q`).
     pub targets: Vec<String>,
-    /// Layers to leave out, in the same form.
+    /// Targets without `*` are full names only, as those of an adapter file.
+    pub full_names: bool,
+    /// Layers to leave out, in the form of targets.
     pub exclude: Vec<String>,
     /// Share of the adapter's input that is dropped; takes effect while dropout keys are set.
     pub dropout: f64,
@@ -55,6 +57,7 @@ impl Spec {
             rank,
             alpha,
             targets: targets.into_iter().map(Into::into).collect(),
+            full_names: false,
             exclude: Vec::new(),
             dropout: 0.0,
             seed: 0,
@@ -67,8 +70,12 @@ impl Spec {
 
     /// Whether the linear layer `name` gets an adapter.
     pub fn selects(&self, name: &str) -> bool {
-        let any = |patterns: &[String]| patterns.iter().any(|pattern| matches(pattern, name));
-        any(&self.targets) && !any(&self.exclude)
+        self.targets.iter().any(|target| self.hits(target, name))
+            && !self.exclude.iter().any(|pattern| matches(pattern, name))
+    }
+
+    fn hits(&self, target: &str, name: &str) -> bool {
+        if self.full_names && !target.contains('*') { target == name } else { matches(target, name) }
     }
 
     /// Rank of the layer `name`.
@@ -108,7 +115,8 @@ impl Spec {
         let ranks = self.rank_pattern.keys().map(|pattern| ("rank pattern", pattern));
         let alphas = self.alpha_pattern.keys().map(|pattern| ("alpha pattern", pattern));
         for (what, pattern) in targets.chain(others).chain(ranks).chain(alphas) {
-            if !linears.iter().any(|name| matches(pattern, name)) {
+            let hit = |name: &String| if what == "target" { self.hits(pattern, name) } else { matches(pattern, name) };
+            if !linears.iter().any(hit) {
                 return Err(Error::UnmatchedAdapter {
                     what,
                     pattern: pattern.clone(),
@@ -268,7 +276,7 @@ fn lookup<T: Copy>(patterns: &BTreeMap<String, T>, name: &str) -> Option<T> {
     exact.or_else(|| patterns.iter().find(|(pattern, _)| matches(pattern, name)).map(|(_, value)| value)).copied()
 }
 
-/// Names like `pattern`: with block numbers as `*` for a wildcard, else the last segments, as many as the pattern has.
+/// Names most like `pattern`: with block numbers as `*` for a wildcard, else the last segments, as many as the pattern has.
 fn suggestion(pattern: &str, linears: &[String]) -> Option<String> {
     let segments = pattern.split('.').count();
     let candidates: BTreeSet<String> = linears

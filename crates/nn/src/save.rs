@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
 use serde_json::json;
 use tch::{Kind, Tensor};
 
 use crate::builder::Named;
 use crate::error::{Error, Result};
-use crate::weights::dtype_of;
+use crate::weights::{Described, dtype_of};
 
 /// diffusers' default size of a shard: 10 GB.
 pub const SHARD_BYTES: u64 = 10_000_000_000;
@@ -80,38 +81,45 @@ fn write(
     metadata: &BTreeMap<String, String>,
 ) -> Result<()> {
     let bad = |reason: String| Error::File { path: path.to_owned(), reason };
-    // The order of the reference implementation: wide elements first, so that every tensor is aligned; then by name.
-    let mut order: Vec<_> =
-        tensors.iter().map(|&(name, tensor)| (name, tensor, kind.unwrap_or(tensor.kind()))).collect();
-    order.sort_by(|a, b| b.2.elt_size_in_bytes().cmp(&a.2.elt_size_in_bytes()).then(a.0.cmp(b.0)));
+    let mut order = Vec::with_capacity(tensors.len());
+    for &(name, tensor) in tensors {
+        let kind = kind.unwrap_or(tensor.kind());
+        let (rank, dtype) =
+            dtype_of(kind).ok_or_else(|| bad(format!("tensor `{name}` is {kind:?}, which is not supported")))?;
+        order.push((rank, name, dtype, tensor, kind));
+    }
+    order.sort_by_key(|&(rank, name, ..)| (rank, name));
+    if let Some(pair) = order.windows(2).find(|pair| pair[0].1 == pair[1].1) {
+        return Err(bad(format!("tensor `{}` comes twice", pair[0].1)));
+    }
 
-    let mut header = serde_json::Map::new();
+    let mut fields = Vec::with_capacity(order.len() + 1);
     if !metadata.is_empty() {
-        header.insert("__metadata__".to_owned(), json!(metadata));
+        fields.push(format!("\"__metadata__\":{}", text(path, metadata)?));
     }
     let mut offset = 0;
-    for (name, tensor, kind) in &order {
-        let dtype =
-            dtype_of(*kind).ok_or_else(|| bad(format!("tensor `{name}` is {kind:?}, which is not supported")))?;
-        let end = offset + tensor.numel() * kind.elt_size_in_bytes();
-        let described = json!({ "dtype": dtype, "shape": tensor.size(), "data_offsets": [offset, end] });
-        if header.insert((*name).to_owned(), described).is_some() {
-            return Err(bad(format!("tensor `{name}` comes twice")));
-        }
+    for (_, name, dtype, tensor, kind) in &order {
+        let end = offset + (tensor.numel() * kind.elt_size_in_bytes()) as u64;
+        let described = Described { dtype: (*dtype).to_owned(), shape: tensor.size(), data_offsets: [offset, end] };
+        fields.push(format!("{}:{}", text(path, name)?, text(path, &described)?));
         offset = end;
     }
-    let mut header = serde_json::to_vec(&header).map_err(|error| bad(error.to_string()))?;
+    let mut header = format!("{{{}}}", fields.join(",")).into_bytes();
     header.resize(header.len().next_multiple_of(8), b' ');
 
     replace(path, |file| {
         file.write_all(&(header.len() as u64).to_le_bytes())?;
         file.write_all(&header)?;
-        for (_, tensor, kind) in &order {
+        for (.., tensor, kind) in &order {
             let host = tch::no_grad(|| tensor.f_to_kind(*kind)?.f_to_device(tch::Device::Cpu)?.f_contiguous())?;
             file.write_all(torch::host::bytes(&host)?)?;
         }
         Ok(())
     })
+}
+
+fn text(path: &Path, value: &impl Serialize) -> Result<String> {
+    serde_json::to_string(value).map_err(|error| Error::File { path: path.to_owned(), reason: error.to_string() })
 }
 
 /// Fills a temporary file beside `path`, then renames it, so that `path` is never half written.

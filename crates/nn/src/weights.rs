@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
 use std::path::{Component, Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
 use crate::builder::missing;
@@ -34,12 +34,12 @@ struct Entry {
 }
 
 /// One tensor in a safetensors header.
-#[derive(Deserialize)]
+#[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Described {
-    dtype: String,
-    shape: Vec<i64>,
-    data_offsets: [u64; 2],
+pub(crate) struct Described {
+    pub(crate) dtype: String,
+    pub(crate) shape: Vec<i64>,
+    pub(crate) data_offsets: [u64; 2],
 }
 
 /// `*.safetensors.index.json`.
@@ -204,13 +204,14 @@ fn entry(tensor: &Described, length: u64, file: usize, data: u64) -> Result<Entr
     Ok(Entry { file, offset: data + from, kind, shape: tensor.shape.clone() })
 }
 
+/// In the order in which the reference implementation lays tensors out: wide elements first, so that all are aligned.
 const KINDS: [(&str, Kind); 9] = [
-    ("F32", Kind::Float),
-    ("F16", Kind::Half),
-    ("BF16", Kind::BFloat16),
-    ("F64", Kind::Double),
     ("I64", Kind::Int64),
+    ("F64", Kind::Double),
+    ("F32", Kind::Float),
     ("I32", Kind::Int),
+    ("BF16", Kind::BFloat16),
+    ("F16", Kind::Half),
     ("I16", Kind::Int16),
     ("U8", Kind::Uint8),
     ("BOOL", Kind::Bool),
@@ -220,9 +221,9 @@ fn kind_of(dtype: &str) -> Option<Kind> {
     KINDS.iter().find(|(name, _)| *name == dtype).map(|(_, kind)| *kind)
 }
 
-/// The safetensors name of a kind, if it has one here.
-pub(crate) fn dtype_of(kind: Kind) -> Option<&'static str> {
-    KINDS.iter().find(|(_, known)| *known == kind).map(|(name, _)| *name)
+/// Rank in a file's layout and name of a kind, if it has one here.
+pub(crate) fn dtype_of(kind: Kind) -> Option<(usize, &'static str)> {
+    KINDS.iter().enumerate().find(|(_, (_, known))| *known == kind).map(|(rank, (name, _))| (rank, *name))
 }
 
 /// Shards of a folder, for callers that link rather than read: every file that [`Weights::open`] would read.

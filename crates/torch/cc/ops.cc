@@ -3,10 +3,10 @@
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_add.h>
 #include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/_fused_adamw.h>
-#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/stack.h>
 
@@ -18,6 +18,7 @@ int shim_fused_adamw(const Handle* parameters, const Handle* gradients, const Ha
     at::NoGradGuard no_grad;
     auto p = shim::list(parameters, n), g = shim::list(gradients, n), m = shim::list(means, n),
          v = shim::list(variances, n), s = shim::list(steps, n);
+    at::_foreach_add_(s, 1);  // the kernel takes the counters as already increased
     at::_fused_adamw_(p, g, m, v, /*max_exp_avg_sqs=*/{}, s, lr, beta1, beta2, weight_decay, eps, /*amsgrad=*/false,
                       /*maximize=*/false);
     return 0;

@@ -1,0 +1,117 @@
+//! Single layers, seeded normals, embeddings of time and position.
+
+use nn::rotary;
+use nn::timestep::Sinusoidal;
+use nn::{BuildOptions, Builder, Conv2dOptions, Init, LayerNorm, Weights, attention};
+use tch::{Kind, Tensor};
+
+use crate::{CPU, assert_close, assert_same, assert_within, fixture, golden};
+
+#[test]
+fn seeded_normals_are_those_of_a_torch_generator() {
+    let golden = golden();
+    let names: Vec<_> = golden.names().filter(|name| name.starts_with("randn/")).collect();
+    assert_eq!(names.len(), 27);
+    for name in names {
+        let parts: Vec<_> = name.split('/').collect();
+        let shape: Vec<i64> = parts[2].split('x').map(|side| side.parse().unwrap()).collect();
+        assert_same(
+            &torch::ops::randn_seeded(parts[1].parse().unwrap(), &shape).unwrap(),
+            &golden.tensor(name).unwrap(),
+        );
+    }
+}
+
+#[test]
+fn layers_equal_those_of_torch_and_diffusers() {
+    let golden = golden();
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let suffix = if kind == Kind::Float { "float32" } else { "bfloat16" };
+        let expected = |name: &str| golden.tensor(&format!("layers/{name}/{suffix}")).unwrap();
+        let input = |name: &str| golden.tensor(&format!("layers/{name}")).unwrap();
+        let (x, picture) = (input("x").to_kind(kind), input("picture").to_kind(kind));
+        // f32 master weights and weights stored in the kind of the computation must give the same.
+        for storage in [Kind::Float, kind] {
+            let weights = Weights::file(&fixture("layers.safetensors")).unwrap();
+            let b = Builder::from_weights(weights, BuildOptions::frozen(CPU, storage));
+            let linear = b.pp("linear").linear(12, 7, true).unwrap();
+            let embedding = b.pp("embedding").embedding(9, 6).unwrap();
+            let layer_norm = b.pp("layer_norm").layer_norm(12, 1e-5, true).unwrap();
+            let rms_norm = b.pp("rms_norm").rms_norm(12, 1e-6).unwrap();
+            let torch_rms_norm = b.pp("torch_rms_norm").torch_rms_norm(12, 1e-6).unwrap();
+            let group_norm = b.pp("group_norm").group_norm(4, 12, 1e-6).unwrap();
+            let conv = b.pp("conv").conv2d(12, 5, 3, Conv2dOptions { stride: 2, padding: 1, bias: true }).unwrap();
+            b.finish().unwrap();
+
+            assert_close(&linear.forward(&x).unwrap(), &expected("linear"));
+            assert_same(&embedding.forward(&input("indices")).unwrap().to_kind(kind), &expected("embedding"));
+            assert_close(&layer_norm.forward(&x).unwrap(), &expected("layer_norm"));
+            assert_close(&LayerNorm::plain(12, 1e-6).forward(&x).unwrap(), &expected("plain_norm"));
+            assert_close(&rms_norm.forward(&x).unwrap(), &expected("rms_norm"));
+            assert_close(&torch_rms_norm.forward(&x).unwrap(), &expected("torch_rms_norm"));
+            assert_close(&group_norm.forward(&picture).unwrap(), &expected("group_norm"));
+            assert_close(&conv.forward(&picture).unwrap(), &expected("conv"));
+        }
+    }
+}
+
+#[test]
+fn attention_equals_that_of_torch() {
+    let golden = golden();
+    let read = |name: &str| golden.tensor(&format!("attention/{name}")).unwrap();
+    let (q, k, v, mask) = (read("q"), read("k"), read("v"), read("mask"));
+    assert_close(&attention::scaled_dot_product(&q, &k, &v, None, None).unwrap(), &read("plain"));
+    assert_close(&attention::scaled_dot_product(&q, &k, &v, Some(&mask), None).unwrap(), &read("masked"));
+    assert_close(&attention::causal(&q, &k, &v, Some(1.0)).unwrap(), &read("causal"));
+    assert_same(&attention::split_heads(&attention::merge_heads(&q).unwrap(), 3).unwrap(), &q);
+}
+
+#[test]
+fn time_embedding_equals_that_of_diffusers() {
+    let golden = golden();
+    let read = |name: &str| golden.tensor(&format!("timestep/{name}")).unwrap();
+    let t = read("t");
+    assert_within(1e-4, &Sinusoidal::flow(256).embed(&t).unwrap(), &read("flow"));
+    assert_within(1e-4, &Sinusoidal::flow(256).embed(&t.to_kind(Kind::BFloat16)).unwrap(), &read("bf16"));
+    let odd = Sinusoidal { dim: 33, flip_sin_to_cos: false, downscale_freq_shift: 1.0, scale: 2.5, max_period: 1e4 };
+    assert_within(1e-4, &odd.embed(&t).unwrap(), &read("odd"));
+}
+
+#[test]
+fn rotary_embedding_equals_that_of_diffusers() {
+    let golden = golden();
+    let read = |name: &str| golden.tensor(&format!("rotary/{name}")).unwrap();
+    let (cos, sin) = rotary::tables(&read("positions"), &[4, 6, 6], 10_000.0).unwrap();
+    assert_close(&cos, &read("cos"));
+    assert_close(&sin, &read("sin"));
+    let x = read("x");
+    assert_close(&rotary::rotate(&x, &cos, &sin).unwrap(), &read("rotated"));
+    assert_close(&rotary::rotate(&x.to_kind(Kind::BFloat16), &cos, &sin).unwrap(), &read("rotated_bf16"));
+}
+
+#[test]
+fn a_grid_is_numbered_row_by_row() {
+    let expected =
+        Tensor::from_slice(&[0f32, 0., 0., 0., 0., 1., 0., 1., 0., 0., 1., 1., 0., 2., 0., 0., 2., 1.]).view([6, 3]);
+    assert_same(&rotary::grid_ids(3, 2, CPU).unwrap(), &expected);
+}
+
+#[test]
+fn random_parameters_follow_seed_and_name_and_their_scheme() {
+    let build = |seed: u64, path: &str| {
+        let b = Builder::random(seed, BuildOptions::trained(CPU)).pp(path);
+        let weight = b.linear(400, 300, true).unwrap().weight().shallow_clone();
+        let normal = b.param("normal", &[500, 200], Init::Normal { std: 0.02 }).unwrap().handle();
+        (weight.detach(), normal.detach())
+    };
+    let (weight, normal) = build(1, "a");
+    assert_same(&build(1, "a").0, &weight);
+    assert!(!build(2, "a").0.equal(&weight) && !build(1, "b").0.equal(&weight));
+    // Uniform in ±1/sqrt(400), so of deviation 0.05/sqrt(3), within five standard errors.
+    let bound = f64::try_from(weight.abs().max()).unwrap();
+    assert!((0.0499..=0.05).contains(&bound), "{bound}");
+    let deviation = f64::try_from(weight.std(true)).unwrap();
+    assert!((deviation - 0.05 / 3f64.sqrt()).abs() < 2e-4, "{deviation}");
+    let deviation = f64::try_from(normal.std(true)).unwrap();
+    assert!((deviation - 0.02).abs() < 3e-4, "{deviation}");
+}
