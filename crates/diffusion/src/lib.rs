@@ -1,1 +1,11 @@
-//! objectives, noise levels, samplers, guidance.
+//! Objectives, noise levels, samplers, guidance. Knows no architecture, no data set, no rank.
+
+mod error;
+pub mod flow;
+pub mod sample;
+pub mod schedule;
+#[cfg(test)]
+mod schedule_golden;
+pub mod timestep;
+
+pub use error::{Error, Result};

@@ -80,6 +80,11 @@ impl AdamW {
         Ok(torch::ops::fused_adamw(step, parameters, gradients, means, variances, steps)?)
     }
 
+    /// Changes the decay of the steps to come.
+    pub fn set_weight_decay(&mut self, weight_decay: f64) {
+        self.settings.weight_decay = weight_decay;
+    }
+
     /// Forgets all gradients.
     pub fn clear_gradients(&self) -> Result<()> {
         let tensors: Vec<_> = self.parameters.iter().map(|named| named.tensor.shallow_clone()).collect();
