@@ -114,8 +114,11 @@ impl ShardReader {
     /// Maps a shard and checks its structure. Latents are not touched.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
-        let buffer = map(&file).map_err(|e| Error::io("read", path, e))?;
-        let (found, blocks) = footer(&buffer).map_err(|detail| Error::damaged(path, detail))?;
+        Self::decode(&map(&file).map_err(|e| Error::io("read", path, e))?, path)
+    }
+
+    fn decode(buffer: &Buffer, path: &Path) -> Result<Self> {
+        let (found, blocks) = footer(buffer).map_err(|detail| Error::damaged(path, detail))?;
         let meta = LatentMeta::of(&found, path)?;
         let latent = found.field_with_name("latent").map_err(|e| Error::arrow("read", path, e))?;
         let bucket = latent.metadata().get("bucket").and_then(|bucket| bucket.parse().ok());
@@ -127,7 +130,7 @@ impl ShardReader {
         }
         let (mut batches, mut rows, width) = (Vec::new(), 0, meta.shape(bucket).iter().product());
         for block in &blocks {
-            let batch = batch(&buffer, block, &schema, width).map_err(|detail| Error::damaged(path, detail))?;
+            let batch = batch(buffer, block, &schema, width).map_err(|detail| Error::damaged(path, detail))?;
             let first = rows;
             rows += batch.num_rows();
             batches.push((first, batch));

@@ -31,7 +31,8 @@ pub struct Written {
     pub bytes: u64,
 }
 
-/// Media and tensors: they do not compress (see `crates/README.md`) and have no meaningful order or repetition.
+/// Media and tensors: stored as they are, without dictionary and statistics. Media do not compress. White f16 latents
+/// shrink by 8 % under zstd (15 % with byte-stream-split), bf16 embeddings by 22 %, for a read several times slower.
 fn is_payload(data_type: &DataType) -> bool {
     matches!(data_type, DataType::Binary | DataType::List(_) | DataType::FixedSizeList(..))
 }

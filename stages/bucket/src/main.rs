@@ -1,1 +1,5 @@
-fn main() {}
+//! `pipeline-bucket`.
+
+fn main() -> std::process::ExitCode {
+    stage::entry::<bucket::Bucketing>()
+}

@@ -14,7 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("tables", &["spec", "store"]),
     ("media", &[]),
     ("hub", &[]),
-    ("query", &[]),
+    ("query", &["spec", "tables"]),
     ("pipeline", &["spec", "store", "stage", "hub", "query"]),
     ("torch", &[]),
     ("nn", &["torch"]),

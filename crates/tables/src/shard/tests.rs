@@ -85,10 +85,11 @@ fn a_truncated_shard_is_an_error_that_names_it() {
     let path = folder.path().join("0.arrow");
     write(&path, Bucket { width: 64, height: 64, frames: 1 }, 3);
     let whole = fs_err::read(&path).unwrap();
-    for length in 0..whole.len() {
+    for length in (0..whole.len()).step_by(5) {
         fs_err::write(&path, &whole[..length]).unwrap();
         let error = ShardReader::open(&path).err().unwrap_or_else(|| panic!("{length} bytes were read")).to_string();
         assert!(error.contains("0.arrow"), "{error}");
+        fs_err::remove_file(&path).unwrap();
     }
 }
 
@@ -103,10 +104,7 @@ fn a_damaged_shard_never_panics() {
         for bit in [0x01, 0x10, 0x80, 0xff] {
             let mut damaged = whole.clone();
             damaged[at] ^= bit;
-            // A new file each time: the old one is still mapped.
-            fs_err::remove_file(&path).unwrap();
-            fs_err::write(&path, &damaged).unwrap();
-            if let Ok(shard) = ShardReader::open(&path) {
+            if let Ok(shard) = ShardReader::decode(&Buffer::from(damaged.as_slice()), &path) {
                 for i in 0..shard.rows() {
                     assert_eq!(shard.latent(i).len(), shard.shape().iter().product::<usize>());
                     let _ = (shard.sample_id(i), shard.caption_digest(i), shard.repeated(i));

@@ -1,0 +1,177 @@
+//! Reads latents in order of bucket and sample id, and writes them as shards; one latent in memory at a time, and one
+//! open shard.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Serialize;
+use spec::{Bucket, Problem};
+use stage::{Events, Exit, Failure, Ledger, Outcome};
+use store::Digest;
+use tables::{Held, HeldWriter, LatentReader, Location, RejectsWriter, ShardRow, ShardWriter, ShardsWriter};
+
+use crate::plan::{Plan, plan};
+use crate::{Parameters, Remainder};
+
+/// What a bucket costs; in the manifest's `info.buckets`.
+#[derive(Debug, Default, Serialize)]
+struct Report {
+    bucket: String,
+    rows: usize,
+    repeated: usize,
+    held: usize,
+    batches: usize,
+    shards: usize,
+    bytes: u64,
+}
+
+/// Rows of a bucket by sample id.
+type Rows = BTreeMap<String, Location>;
+
+pub(crate) fn pack(input: &Path, output: &Path, parameters: &Parameters, events: &Events) -> Result<Outcome, Failure> {
+    let latents = LatentReader::open(&input.join("latents")).map_err(unreadable)?;
+    let buckets = index(&latents)?;
+    if latents.is_empty() {
+        let problem =
+            Problem::new("there is no latent to pack").help("look at `rejects`: every sample was refused before");
+        return Err(Failure::new(Exit::Input, problem));
+    }
+    let row_bytes = |bucket: Bucket| 2 * latents.meta().shape(bucket).iter().product::<usize>();
+    let plans: BTreeMap<Bucket, Plan> =
+        buckets.iter().map(|(&bucket, rows)| (bucket, plan(rows.len(), row_bytes(bucket), parameters))).collect();
+    if plans.values().all(|plan| plan.kept == 0) {
+        let message =
+            format!("no bucket has a whole batch of {} rows, so every row would be held back", parameters.batch_size);
+        let help = "take a smaller `batch_size`, or `remainder = \"pad\"` or `\"short\"`";
+        return Err(Failure::new(Exit::Input, Problem::new(message).field("batch_size").help(help)));
+    }
+
+    let total = plans.values().map(|plan| plan.kept + plan.repeated).sum::<usize>() as u64;
+    let mut packer = Packer {
+        latents: &latents,
+        output,
+        events,
+        shards: ShardsWriter::create(&output.join("shards.parquet")).map_err(unwritable)?,
+        done: 0,
+        total,
+    };
+    let mut held = HeldWriter::create(&output.join("held.parquet")).map_err(unwritable)?;
+    let mut reports = Vec::new();
+    for (bucket, rows) in buckets {
+        let plan = plans[&bucket];
+        for sample_id in rows.keys().skip(plan.kept) {
+            let reason = format!("fills no batch of {}", parameters.batch_size);
+            let row = Held { sample_id: sample_id.clone(), bucket: bucket.to_string(), reason };
+            held.push(row).map_err(unwritable)?;
+        }
+        let (shards, bytes) = packer.bucket(bucket, &rows, plan)?;
+        let Plan { kept, repeated, held, batches, .. } = plan;
+        reports.push(Report { bucket: bucket.to_string(), rows: kept, repeated, held, batches, shards, bytes });
+    }
+    packer.shards.finish().map_err(unwritable)?;
+    held.finish().map_err(unwritable)?;
+    RejectsWriter::create(&output.join("rejects.parquet")).and_then(RejectsWriter::finish).map_err(unwritable)?;
+    Ok(outcome(latents.len(), &reports, parameters))
+}
+
+/// Places of all rows; latents stay on disk.
+fn index(latents: &LatentReader) -> Result<BTreeMap<Bucket, Rows>, Failure> {
+    let mut buckets = BTreeMap::<Bucket, Rows>::new();
+    for row in latents.infos() {
+        let (at, row) = row.map_err(unreadable)?;
+        let bucket = row.bucket();
+        if buckets.entry(bucket).or_default().insert(row.sample_id.clone(), at).is_some() {
+            let message = format!("sample `{}` is twice in bucket {bucket} of the latents", row.sample_id);
+            return Err(Failure::new(
+                Exit::Input,
+                Problem::new(message).help("run the stage `encode` again with `--force`"),
+            ));
+        }
+    }
+    Ok(buckets)
+}
+
+struct Packer<'a> {
+    latents: &'a LatentReader,
+    output: &'a Path,
+    events: &'a Events,
+    shards: ShardsWriter,
+    done: u64,
+    total: u64,
+}
+
+impl Packer<'_> {
+    /// Writes the shards of a bucket; their number and size.
+    fn bucket(&mut self, bucket: Bucket, rows: &Rows, plan: Plan) -> Result<(usize, u64), Failure> {
+        let kept: Vec<Location> = rows.values().take(plan.kept).copied().collect();
+        let order: Vec<(Location, bool)> =
+            (0..plan.kept + plan.repeated).map(|i| (kept[i % plan.kept], i >= plan.kept)).collect();
+        let mut bytes = 0;
+        let mut shards = 0;
+        for part in order.chunks(plan.shard_rows) {
+            bytes += self.shard(bucket, shards, part)?;
+            shards += 1;
+        }
+        Ok((shards, bytes))
+    }
+
+    /// Writes one shard; its size.
+    fn shard(&mut self, bucket: Bucket, number: usize, rows: &[(Location, bool)]) -> Result<u64, Failure> {
+        let shard = format!("shards/{bucket}/{number:05}.arrow");
+        let path = self.output.join(&shard);
+        let mut writer = ShardWriter::create(&path, self.latents.meta(), bucket).map_err(unwritable)?;
+        for &(at, repeated) in rows {
+            self.events.check_interrupted("packing starts anew in the next run")?;
+            let row = self.latents.get(at).map_err(unreadable)?;
+            writer.push(&row.sample_id, &row.caption_digest, repeated, &row.latent).map_err(unwritable)?;
+            self.done += 1;
+            self.events.progress("packing shards", self.done, Some(self.total), "rows", None);
+        }
+        let written = writer.finish().map_err(unwritable)?;
+        let digest = Digest::of_file(&path).map_err(|e| Failure::from_diagnostic(e).exit(Exit::Io))?;
+        let row = ShardRow {
+            shard,
+            bucket_width: bucket.width as i32,
+            bucket_height: bucket.height as i32,
+            bucket_frames: bucket.frames as i32,
+            rows: written.rows as i64,
+            repeated: rows.iter().filter(|(_, repeated)| *repeated).count() as i64,
+            bytes: written.bytes as i64,
+            digest: digest.to_string(),
+        };
+        self.shards.push(row).map_err(unwritable)?;
+        Ok(written.bytes)
+    }
+}
+
+fn outcome(taken: usize, reports: &[Report], parameters: &Parameters) -> Outcome {
+    let sum = |of: fn(&Report) -> usize| reports.iter().map(of).sum::<usize>();
+    let (out, repeated, held) = (sum(|r| r.rows), sum(|r| r.repeated), sum(|r| r.held));
+    let count = |n: usize, one: &str| if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") };
+    let mut summary = count(out, "row");
+    if repeated > 0 {
+        summary += &format!(" and {}", count(repeated, "repeat"));
+    }
+    if held > 0 {
+        summary += &format!(", {held} held back");
+    }
+    summary += &format!(" in {}: ", count(sum(|r| r.shards), "shard"));
+    let bucket = |r: &Report| {
+        format!("{} {} ({})", r.rows + r.repeated, r.bucket, count(r.batches, "batch").replace("batchs", "batches"))
+    };
+    summary += &reports.iter().map(bucket).collect::<Vec<_>>().join(", ");
+    let ledger = Ledger { taken: taken as u64, out: out as u64, rejected: 0, held: held as u64 };
+    let remainder: Remainder = parameters.remainder;
+    let info = serde_json::json!({ "batch_size": parameters.batch_size, "remainder": remainder, "buckets": reports });
+    Outcome { summary, ledger, info }
+}
+
+fn unreadable(error: tables::Error) -> Failure {
+    let exit = if error.io_kind().is_some() { Exit::Io } else { Exit::Input };
+    Failure::from_diagnostic(error).exit(exit)
+}
+
+fn unwritable(error: tables::Error) -> Failure {
+    let exit = if error.io_kind().is_some() { Exit::Io } else { Exit::Failed };
+    Failure::from_diagnostic(error).exit(exit)
+}
