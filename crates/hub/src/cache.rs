@@ -83,7 +83,8 @@ impl Layout {
     pub(crate) fn read_listing(&self, commit: &Commit) -> Option<Vec<RemoteFile>> {
         let bytes = fs_err::read(self.listing(commit)).ok()?;
         let files: Vec<RemoteFile> = serde_json::from_slice(&bytes).ok()?;
-        files.iter().all(RemoteFile::is_safe).then_some(files)
+        let sorted = files.is_sorted_by(|a, b| a.path < b.path);
+        (sorted && files.iter().all(RemoteFile::is_safe)).then_some(files)
     }
 
     pub(crate) fn write_listing(&self, commit: &Commit, files: &[RemoteFile]) -> io::Result<()> {

@@ -172,14 +172,29 @@ impl Hub {
 
     /// One file, from the cache or fetched into it (resumed, and verified by size and content hash).
     pub fn fetch(&self, repo: &Repo, commit: &Commit, path: &str, progress: Progress<'_>) -> Result<PathBuf, Error> {
+        let mut paths = self.fetch_all(repo, commit, &[path], progress)?;
+        Ok(paths.remove(0))
+    }
+
+    /// Several files, some at a time, as by [`Hub::fetch`]; their places in the order asked for.
+    pub fn fetch_all<P: AsRef<str>>(
+        &self,
+        repo: &Repo,
+        commit: &Commit,
+        paths: &[P],
+        progress: Progress<'_>,
+    ) -> Result<Vec<PathBuf>, Error> {
         let files = self.files(repo, commit)?;
-        let file = files.into_iter().find(|file| file.path == path).ok_or_else(|| Error::File {
-            repo: repo.to_string(),
-            path: path.to_owned(),
-            commit: commit.to_string(),
-        })?;
-        self.transfer(repo, commit, &[&file], progress)?;
-        Ok(self.layout(repo).snapshot(commit).join(path))
+        let find =
+            |path: &str| {
+                files.binary_search_by(|file| file.path.as_str().cmp(path)).map(|at| &files[at]).map_err(|_| {
+                    Error::File { repo: repo.to_string(), path: path.to_owned(), commit: commit.to_string() }
+                })
+            };
+        let wanted = paths.iter().map(|path| find(path.as_ref())).collect::<Result<Vec<_>, _>>()?;
+        self.transfer(repo, commit, &wanted, progress)?;
+        let root = self.layout(repo).snapshot(commit);
+        Ok(paths.iter().map(|path| root.join(path.as_ref())).collect())
     }
 
     /// The folder that holds all files matching the globs (all files, if there are none), fetched as by [`Hub::fetch`].

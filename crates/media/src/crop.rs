@@ -45,9 +45,14 @@ pub fn cover_crop(picture: &Picture, width: u32, height: u32) -> Cropped {
     Cropped { picture, scale, left, top }
 }
 
+/// Across first, then down, each to whole 8-bit values, as PIL does: the order shows where a filter overshoots and is clipped.
 fn resize(picture: &Picture, width: u32, height: u32) -> Picture {
+    resize_once(resize_once(picture.clone(), width, picture.height), width, height)
+}
+
+fn resize_once(picture: Picture, width: u32, height: u32) -> Picture {
     if (picture.width, picture.height) == (width, height) {
-        return picture.clone();
+        return picture;
     }
     let source = TypedImageRef::<U8x3>::from_buffer(picture.width, picture.height, &picture.rgb);
     let source = source.expect("a picture has 3 * width * height bytes");

@@ -48,10 +48,10 @@ impl Format {
         }
     }
 
-    /// Usual file extension, without a dot.
-    pub fn extension(self) -> &'static str {
+    /// Name, as in the column `media`: `jpeg`, `png`, `webp`, `gif`, `bmp` or `tiff`.
+    pub fn name(self) -> &'static str {
         match self {
-            Self::Jpeg => "jpg",
+            Self::Jpeg => "jpeg",
             Self::Png => "png",
             Self::WebP => "webp",
             Self::Gif => "gif",

@@ -132,7 +132,9 @@ impl<'a> Samples<'a> {
             return Err(Error::Unsupported(format!("TIFF planes of {bits} bits")));
         }
         let row = 8 * row_bytes / stored;
-        let channels = if planar { layout.planes } else { row / width as usize };
+        // Rows of less than a byte per sample are padded, and have one sample per pixel.
+        let channels =
+            if planar { layout.planes } else { (row / width as usize).min(if stored < 8 { 1 } else { usize::MAX }) };
         let plane = if planar { 8 * layout.plane_stride.map_or(0, std::num::NonZero::get) / stored } else { 0 };
         Ok(Self { buffer, bits, row, plane, channels })
     }
