@@ -144,6 +144,7 @@ impl Builder {
 
     /// The child module `segment` (which may hold dots: `norm.linear`).
     #[must_use]
+    #[expect(clippy::needless_pass_by_value, reason = "callers pass literals and block numbers")]
     pub fn pp(&self, segment: impl ToString) -> Self {
         Self { path: self.name(&segment.to_string()), shared: Rc::clone(&self.shared) }
     }

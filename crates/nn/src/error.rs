@@ -97,11 +97,8 @@ impl From<tch::TchError> for Error {
 pub(crate) fn some_of<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 5;
     let names: Vec<_> = names.into_iter().collect();
-    let mut text = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
-    if names.len() > SHOWN {
-        text += &format!(" and {} more", names.len() - SHOWN);
-    }
-    text
+    let text = names.iter().take(SHOWN).map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN { format!("{text} and {} more", names.len() - SHOWN) } else { text }
 }
 
 /// `did you mean …`, from the names most like `wanted`; `None` if nothing is near.

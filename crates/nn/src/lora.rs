@@ -138,9 +138,10 @@ impl Spec {
             return Err(Error::Adapter(format!("rank must be at least 1, not {rank}")));
         }
         let leaf = |suffix: &str, shape: [i64; 2], init: Init| -> Result<Tensor> {
-            let values = match meta {
-                true => Tensor::f_zeros([1], (Kind::Float, Device::Cpu))?.f_expand(shape, false)?,
-                false => init.values(self.seed, &format!("{path}.{suffix}"), &shape)?.f_to_device(device)?,
+            let values = if meta {
+                Tensor::f_zeros([1], (Kind::Float, Device::Cpu))?.f_expand(shape, false)?
+            } else {
+                init.values(self.seed, &format!("{path}.{suffix}"), &shape)?.f_to_device(device)?
             };
             Ok(values.f_set_requires_grad(trainable)?)
         };

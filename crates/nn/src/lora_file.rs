@@ -230,10 +230,8 @@ impl AdapterFile {
                 return Err(bad(&named.name));
             }
         }
-        match self.modules.len() * 2 == parameters.adapter.len() {
-            true => Ok(()),
-            false => Err(bad("the number of layers")),
-        }
+        let complete = self.modules.len() * 2 == parameters.adapter.len();
+        if complete { Ok(()) } else { Err(bad("the number of layers")) }
     }
 
     fn factor(&self, name: &str, shape: &[i64]) -> Result<&Tensor> {

@@ -35,9 +35,11 @@ impl<'a> From<&'a String> for Word<'a> {
 pub struct Stream {
     key: [u32; 2],
     high: [u32; 2],
-    block: u64,
-    /// Numbers of the current block not yet handed out, last first.
-    left: Vec<u32>,
+    /// Blocks made so far.
+    blocks: u64,
+    block: [u32; 4],
+    /// Numbers of `block` already handed out.
+    taken: usize,
 }
 
 impl Stream {
@@ -56,20 +58,19 @@ impl Stream {
         }
         let digest = name.finalize();
         let word = |i: usize| u32::from_le_bytes(std::array::from_fn(|byte| digest.as_bytes()[4 * i + byte]));
-        Self { key: [word(0), word(1)], high: [word(2), word(3)], block: 0, left: Vec::with_capacity(4) }
+        Self { key: [word(0), word(1)], high: [word(2), word(3)], blocks: 0, block: [0; 4], taken: 4 }
     }
 
     /// 32 uniform bits.
     pub fn bits32(&mut self) -> u32 {
-        if let Some(bits) = self.left.pop() {
-            return bits;
+        if self.taken == self.block.len() {
+            let [high0, high1] = self.high;
+            self.block = philox4x32_10([self.blocks as u32, (self.blocks >> 32) as u32, high0, high1], self.key);
+            self.blocks += 1;
+            self.taken = 0;
         }
-        let [high0, high1] = self.high;
-        let mut block = philox4x32_10([self.block as u32, (self.block >> 32) as u32, high0, high1], self.key);
-        self.block += 1;
-        block.reverse();
-        self.left.extend(block);
-        self.left.pop().unwrap_or_default()
+        self.taken += 1;
+        self.block[self.taken - 1]
     }
 
     /// 64 uniform bits.

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
-use std::path::{Component, Path, PathBuf};
+use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
@@ -224,9 +224,4 @@ fn kind_of(dtype: &str) -> Option<Kind> {
 /// Rank in a file's layout and name of a kind, if it has one here.
 pub(crate) fn dtype_of(kind: Kind) -> Option<(usize, &'static str)> {
     KINDS.iter().enumerate().find(|(_, (_, known))| *known == kind).map(|(rank, (name, _))| (rank, *name))
-}
-
-/// Shards of a folder, for callers that link rather than read: every file that [`Weights::open`] would read.
-pub fn files_of(folder: &Path, stem: &str) -> Result<Vec<PathBuf>> {
-    Ok(Weights::open(folder, stem)?.files.iter().map(|file| file.path().to_owned()).collect())
 }

@@ -94,6 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[expect(clippy::excessive_precision, reason = "bf16 numbers written out in full")]
     fn normals_in_bf16_are_torchs_own() {
         // torch.randn(16, generator=torch.Generator("cpu").manual_seed(2026), dtype=torch.bfloat16)
         let expected = [

@@ -1,5 +1,6 @@
 //! Adapters against PEFT: outputs, and files of diffusers, of PEFT and of older trainers.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use nn::lora::Spec;
@@ -149,8 +150,7 @@ fn what_is_saved_does_not_depend_on_the_moment() {
 
 fn write(folder: &Path, tensors: &[(&str, Tensor)]) -> std::path::PathBuf {
     let path = folder.join("x.safetensors");
-    nn::save::save_safetensors(&path, tensors.iter().map(|(name, tensor)| (*name, tensor)), &Default::default())
-        .unwrap();
+    nn::save::save_safetensors(&path, tensors.iter().map(|(name, tensor)| (*name, tensor)), &BTreeMap::new()).unwrap();
     path
 }
 

@@ -1,5 +1,7 @@
 //! AdamW, clipping and averages against torch and diffusers, step by step.
 
+use std::collections::BTreeMap;
+
 use nn::ema::Ema;
 use nn::optim::{self, AdamW, Settings};
 use nn::{Error, Named, Weights, save};
@@ -69,7 +71,7 @@ fn a_resumed_optimizer_continues_bitwise() {
     }
     let path = folder.path().join("optimizer.safetensors");
     let state = optimizer.state();
-    save::save_safetensors(&path, state.iter().map(|named| (named.name.as_str(), &named.tensor)), &Default::default())
+    save::save_safetensors(&path, state.iter().map(|named| (named.name.as_str(), &named.tensor)), &BTreeMap::new())
         .unwrap();
 
     let resumed: Vec<_> = parameters.iter().map(|named| leaf(&named.name, &named.tensor.detach())).collect();

@@ -67,10 +67,9 @@ fn run(chain: &Chain, frozen_inputs: bool, recompute: bool, kind: Kind) -> Vec<T
         latent_size: vec![],
     };
     for block in &chain.blocks {
-        state.stream = match recompute {
-            true => remat::checkpoint(block, &state).unwrap(),
-            false => block.forward(&state.stream, &state.shared).unwrap(),
-        };
+        let next =
+            if recompute { remat::checkpoint(block, &state) } else { block.forward(&state.stream, &state.shared) };
+        state.stream = next.unwrap();
     }
     let loss =
         state.stream.iter().map(|x| x.to_kind(Kind::Float).square().sum(Kind::Float)).reduce(|a, b| a + b).unwrap();
@@ -122,7 +121,9 @@ fn without_gradients_a_block_runs_once_and_leaves_no_graph() {
 }
 
 /// Fails when it runs for the second time.
-struct Flaky(AtomicUsize, fn() -> nn::Error);
+struct Flaky(AtomicUsize, Failure);
+
+type Failure = fn() -> nn::Error;
 
 impl Block for Flaky {
     fn forward(&self, stream: &[Tensor], _: &[Tensor]) -> nn::Result<Vec<Tensor>> {
@@ -132,7 +133,7 @@ impl Block for Flaky {
 
 #[test]
 fn an_error_or_panic_while_recomputing_comes_out_of_backward() {
-    let cases: [(fn() -> nn::Error, &str); 2] = [
+    let cases: [(Failure, &str); 2] = [
         (|| nn::Error::Invalid("the block is gone".to_owned()), "libtorch: Checkpoint: the block is gone"),
         (|| panic!("the block fell over"), "libtorch: Checkpoint: panic in backward: the block fell over"),
     ];
@@ -158,6 +159,23 @@ fn a_second_backward_says_that_the_inputs_are_freed() {
     torch::autograd::backward(&[loss.shallow_clone()], &[], false).unwrap();
     let error = torch::autograd::backward(&[loss], &[], false).unwrap_err().to_string();
     assert!(error.contains("second time"), "{error}");
+}
+
+#[test]
+fn a_block_is_let_go_after_backward_and_with_an_unused_graph() {
+    let chain = chain(None);
+    let state = State {
+        stream: (0..3).map(|i| random(i, &[2, 5, 16])).collect(),
+        shared: vec![random(4, &[2, 16])],
+        latent_size: vec![],
+    };
+    let outputs = remat::checkpoint(&chain.blocks[0], &state).unwrap();
+    assert_eq!(Arc::strong_count(&chain.blocks[0]), 2);
+    drop(outputs);
+    assert_eq!(Arc::strong_count(&chain.blocks[0]), 1);
+    let loss = remat::checkpoint(&chain.blocks[0], &state).unwrap()[0].sum(Kind::Float);
+    torch::autograd::backward(&[loss.shallow_clone()], &[], false).unwrap();
+    assert_eq!(Arc::strong_count(&chain.blocks[0]), 1); // although the graph itself still lives in `loss`
 }
 
 #[test]
