@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 use std::io::Write;
 use std::sync::Arc;
 
-use datafusion::config::SpillCompression;
 use datafusion::execution::context::SQLOptions;
 use datafusion::execution::runtime_env::RuntimeEnvBuilder;
 use datafusion::prelude::{SessionConfig, SessionContext};
@@ -29,10 +28,7 @@ impl Session {
     /// Registers tables; of two with one name, the later wins. Not to be called from async code.
     pub fn new(tables: &[TableSource]) -> Result<Self> {
         // One partition: rows come in file order and sums in row order, so that a query has one answer.
-        let config = SessionConfig::new()
-            .with_target_partitions(1)
-            .with_information_schema(true)
-            .with_spill_compression(SpillCompression::Uncompressed);
+        let config = SessionConfig::new().with_target_partitions(1).with_information_schema(true);
         let environment = RuntimeEnvBuilder::new().build_arc().map_err(|e| Error::from_engine(&e))?;
         let context = SessionContext::new_with_config_rt(config, environment);
         context.state_ref().write().config_mut().options_mut().execution.parquet.schema_force_view_types = false;

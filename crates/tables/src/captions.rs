@@ -82,8 +82,14 @@ impl CaptionReader {
                 return Err(Error::Metadata { path: file.into(), column: "embedding".into(), detail });
             }
         }
-        let keyed = |row: Result<(Location, CaptionInfo)>| row.map(|(at, row)| ((row.caption_digest, row.encoder), at));
-        let index = table.rows().map(keyed).collect::<Result<_>>()?;
+        let mut index = BTreeMap::new();
+        for row in table.rows::<CaptionInfo>() {
+            let (at, row) = row?;
+            let twice = format!("caption {} is there twice for `{}`", row.caption_digest, row.encoder);
+            if index.insert((row.caption_digest, row.encoder), at).is_some() {
+                return Err(Error::damaged(path, twice));
+            }
+        }
         Ok(Self { table, index, meta })
     }
 

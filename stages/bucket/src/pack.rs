@@ -10,8 +10,8 @@ use stage::{Events, Exit, Failure, Ledger, Outcome};
 use store::Digest;
 use tables::{Held, HeldWriter, LatentReader, Location, RejectsWriter, ShardRow, ShardWriter, ShardsWriter};
 
+use crate::Parameters;
 use crate::plan::{Plan, plan};
-use crate::{Parameters, Remainder};
 
 /// What a bucket costs; in the manifest's `info.buckets`.
 #[derive(Debug, Default, Serialize)]
@@ -29,12 +29,14 @@ struct Report {
 type Rows = BTreeMap<String, Location>;
 
 pub(crate) fn pack(input: &Path, output: &Path, parameters: &Parameters, events: &Events) -> Result<Outcome, Failure> {
-    let latents = LatentReader::open(&input.join("latents")).map_err(unreadable)?;
+    let latents = match LatentReader::open(&input.join("latents")) {
+        Err(tables::Error::NoFiles { .. }) => return Err(nothing()),
+        Err(error) if error.io_kind() == Some(std::io::ErrorKind::NotFound) => return Err(nothing()),
+        latents => latents.map_err(unreadable)?,
+    };
     let buckets = index(&latents)?;
     if latents.is_empty() {
-        let problem =
-            Problem::new("there is no latent to pack").help("look at `rejects`: every sample was refused before");
-        return Err(Failure::new(Exit::Input, problem));
+        return Err(nothing());
     }
     let row_bytes = |bucket: Bucket| 2 * latents.meta().shape(bucket).iter().product::<usize>();
     let plans: BTreeMap<Bucket, Plan> =
@@ -72,6 +74,11 @@ pub(crate) fn pack(input: &Path, output: &Path, parameters: &Parameters, events:
     held.finish().map_err(unwritable)?;
     RejectsWriter::create(&output.join("rejects.parquet")).and_then(RejectsWriter::finish).map_err(unwritable)?;
     Ok(outcome(latents.len(), &reports, parameters))
+}
+
+fn nothing() -> Failure {
+    let problem = Problem::new("there is no latent to pack").help("look at `rejects`: every sample was refused before");
+    Failure::new(Exit::Input, problem)
 }
 
 /// Places of all rows; latents stay on disk.
@@ -161,8 +168,7 @@ fn outcome(taken: usize, reports: &[Report], parameters: &Parameters) -> Outcome
     };
     summary += &reports.iter().map(bucket).collect::<Vec<_>>().join(", ");
     let ledger = Ledger { taken: taken as u64, out: out as u64, rejected: 0, held: held as u64 };
-    let remainder: Remainder = parameters.remainder;
-    let info = serde_json::json!({ "batch_size": parameters.batch_size, "remainder": remainder, "buckets": reports });
+    let info = serde_json::json!({ "batch_size": parameters.batch_size, "remainder": parameters.remainder, "buckets": reports });
     Outcome { summary, ledger, info }
 }
 

@@ -195,7 +195,9 @@ fn what_cannot_be_packed_is_said() {
         (failure.exit, failure.problem.message)
     };
     let (exit, message) = failure(Parameters::default());
-    assert!(exit == Exit::Io && message.contains("cannot read") && message.contains("latents"), "{message}");
+    assert_eq!((exit, message.as_str()), (Exit::Input, "there is no latent to pack"));
+    fs_err::create_dir_all(input.join("latents")).unwrap();
+    assert_eq!(failure(Parameters::default()).1, "there is no latent to pack");
 
     encoded(&input, &[(16, 32, vec![5]), (32, 16, vec![6])], 9);
     let (exit, message) = failure(Parameters { batch_size: 2, remainder: Remainder::Drop, ..Parameters::default() });

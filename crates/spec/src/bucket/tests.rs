@@ -1,3 +1,5 @@
+//! Buckets: the peer's sets, ties, and the laws of distance.
+
 use proptest::prelude::*;
 
 use super::*;

@@ -1,3 +1,5 @@
+//! Shards: round trips, determinism, damage.
+
 use proptest::prelude::*;
 
 use super::*;
@@ -48,11 +50,11 @@ proptest! {
 fn many_batches_are_one_shard() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("0.arrow");
-    let bucket = Bucket { width: 4096, height: 4096, frames: 1 };
-    let values = write(&path, bucket, 9);
+    let bucket = Bucket { width: 2048, height: 2048, frames: 1 };
+    let values = write(&path, bucket, 17);
     let shard = ShardReader::open(&path).unwrap();
     assert!(shard.batches.len() > 1, "the test means to cross a batch");
-    for i in (0..9).rev() {
+    for i in (0..17).rev() {
         assert_eq!((shard.sample_id(i), shard.latent(i)), (format!("id{i}").as_str(), latent(i, values).as_slice()));
     }
 }
@@ -101,7 +103,7 @@ fn a_damaged_shard_never_panics() {
     write(&path, Bucket { width: 16, height: 8, frames: 1 }, 2);
     let whole = fs_err::read(&path).unwrap();
     for at in 0..whole.len() {
-        for bit in [0x01, 0x10, 0x80, 0xff] {
+        for bit in [0x01, 0x80, 0xff] {
             let mut damaged = whole.clone();
             damaged[at] ^= bit;
             if let Ok(shard) = ShardReader::decode(&Buffer::from(damaged.as_slice()), &path) {

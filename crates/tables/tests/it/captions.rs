@@ -50,6 +50,18 @@ fn a_caption_is_found_by_text_and_encoder() {
 }
 
 #[test]
+fn a_caption_may_not_be_there_twice() {
+    let folder = tempfile::tempdir().unwrap();
+    for part in ["a.parquet", "b.parquet"] {
+        let mut writer = CaptionsWriter::create(&folder.path().join(part), &meta()).unwrap();
+        writer.push(caption("x", "t5", 2, 4)).unwrap();
+        writer.finish().unwrap();
+    }
+    let error = CaptionReader::open(folder.path()).err().unwrap().to_string();
+    assert!(error.contains("is there twice for `t5`"), "{error}");
+}
+
+#[test]
 fn several_threads_read_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("part-00000.parquet");
