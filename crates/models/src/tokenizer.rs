@@ -1,5 +1,6 @@
 //! Tokenizers from a model folder: `tokenizer.json`, or what released folders have in its place (CLIP `vocab.json` and `merges.txt`,
-//! T5 `spiece.model`). Ids are those of transformers 5; texts are truncated and padded on the right to one length.
+//! T5 `spiece.model`). Ids are those of transformers 5, which takes the vocabulary from these files and builds normaliser and
+//! pre-tokeniser itself. Texts are truncated and padded on the right to one length.
 
 use serde_json::{Value, json};
 use tokenizers::{NormalizerWrapper, PostProcessor, TruncationDirection};
@@ -22,30 +23,34 @@ impl Tokenizer {
     /// CLIP's byte-level BPE.
     pub fn clip(folder: &ModelFolder, component: &str) -> Result<Self> {
         let settings = Settings::read(folder, component)?;
-        let inner = match folder.file(format!("{component}/tokenizer.json")) {
-            Some(_) => folder.json(&format!("{component}/tokenizer.json"), "")?,
-            None => clip_json(folder, component, &settings)?,
+        let part = format!("{component}/tokenizer.json");
+        let vocabulary = match folder.file(&part) {
+            Some(_) => ClipVocabulary::from_json(folder.json(&part, "")?),
+            None => ClipVocabulary::from_files(folder, component, &settings)?,
         };
-        Self::new(folder, component, &settings, &inner, None, "<|endoftext|>")
+        let json = vocabulary.tokenizer().map_err(|reason| folder.config_error(component, &reason))?;
+        Self::new(folder, component, &settings, &json, None, "<|endoftext|>")
     }
 
     /// T5's sentencepiece unigram model.
     pub fn t5(folder: &ModelFolder, component: &str) -> Result<Self> {
         let settings = Settings::read(folder, component)?;
-        if folder.file(format!("{component}/tokenizer.json")).is_some() {
-            let json = folder.json(&format!("{component}/tokenizer.json"), "")?;
+        let part = format!("{component}/tokenizer.json");
+        if folder.file(&part).is_some() {
+            let mut json = folder.json(&part, "")?;
+            json["normalizer"] = precompiled(&json["normalizer"]);
+            json["pre_tokenizer"] = t5_pre_tokenizer();
             return Self::new(folder, component, &settings, &json, None, "<pad>");
         }
-        let part = format!("{component}/spiece.model");
-        let file = folder.file(&part).ok_or_else(|| {
-            folder.missing(&format!("{component}/tokenizer.json"), &format!("T5 needs it, or `{part}` in its place"))
-        })?;
+        let spiece = format!("{component}/spiece.model");
+        let purpose = format!("T5 needs it, or `{spiece}` in its place");
+        let file = folder.file(&spiece).ok_or_else(|| folder.missing(&part, &purpose))?;
         let model = SentencePiece::parse(&fs_err::read(file)?)
-            .ok_or_else(|| folder.config_error(&part, "it is not a sentencepiece model"))?;
+            .ok_or_else(|| folder.config_error(&spiece, "it is not a sentencepiece model"))?;
         let normalizer = (!model.charsmap.is_empty())
             .then(|| tokenizers::normalizers::Precompiled::from(&model.charsmap))
             .transpose()
-            .map_err(|e| folder.config_error(&part, &format!("its normalisation table cannot be read: {e}")))?;
+            .map_err(|e| folder.config_error(&spiece, &format!("its normalisation table cannot be read: {e}")))?;
         let json = t5_json(&model, settings.extra_ids);
         Self::new(folder, component, &settings, &json, normalizer.map(Into::into), "<pad>")
     }
@@ -125,39 +130,71 @@ impl Settings {
     }
 }
 
-/// `tokenizer.json` of a CLIP tokenizer that has only `vocab.json` and `merges.txt`, as transformers' `CLIPTokenizer` builds it.
-fn clip_json(folder: &ModelFolder, component: &str, settings: &Settings) -> Result<Value> {
-    let purpose = "CLIP's tokenizer needs `tokenizer.json`, or `vocab.json` and `merges.txt`";
-    let vocab = folder.json(&format!("{component}/vocab.json"), purpose)?;
-    let part = format!("{component}/merges.txt");
-    let merges = fs_err::read_to_string(folder.file(&part).ok_or_else(|| folder.missing(&part, purpose))?)?;
-    let merges: Vec<&str> =
-        merges.lines().filter(|line| !line.starts_with("#version") && !line.trim().is_empty()).collect();
-    let id = |token: &str| {
-        vocab[token].as_u64().ok_or_else(|| {
-            folder.config_error(&format!("{component}/vocab.json"), &format!("token `{token}` is missing"))
-        })
-    };
-    let (start, end) = (id("<|startoftext|>")?, id("<|endoftext|>")?);
-    let mut added: Vec<Value> = settings.added.iter().map(|(id, token)| added_token(*id, token)).collect();
-    if added.is_empty() {
-        added = vec![special_token(start, "<|startoftext|>"), special_token(end, "<|endoftext|>")];
+/// What a CLIP tokenizer is made from.
+struct ClipVocabulary {
+    vocab: Value,
+    merges: Value,
+    added: Value,
+}
+
+impl ClipVocabulary {
+    fn from_json(mut json: Value) -> Self {
+        Self {
+            vocab: json["model"]["vocab"].take(),
+            merges: json["model"]["merges"].take(),
+            added: json["added_tokens"].take(),
+        }
     }
-    Ok(json!({
-        "version": "1.0",
-        "added_tokens": added,
-        "normalizer": {"type": "Sequence", "normalizers": [
-            {"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}, {"type": "Lowercase"}]},
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            {"type": "Split", "behavior": "Removed", "invert": true, "pattern": {"Regex":
-                r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"}},
-            {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}]},
-        "post_processor": {"type": "RobertaProcessing", "sep": ["<|endoftext|>", end], "cls": ["<|startoftext|>", start],
-            "trim_offsets": false, "add_prefix_space": false},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
-        "model": {"type": "BPE", "unk_token": "<|endoftext|>", "continuing_subword_prefix": "", "end_of_word_suffix": "</w>",
-            "fuse_unk": false, "byte_fallback": false, "vocab": vocab, "merges": merges},
-    }))
+
+    fn from_files(folder: &ModelFolder, component: &str, settings: &Settings) -> Result<Self> {
+        let purpose = "CLIP's tokenizer needs `tokenizer.json`, or `vocab.json` and `merges.txt`";
+        let vocab = folder.json(&format!("{component}/vocab.json"), purpose)?;
+        let part = format!("{component}/merges.txt");
+        let merges = fs_err::read_to_string(folder.file(&part).ok_or_else(|| folder.missing(&part, purpose))?)?;
+        let merges = merges.lines().filter(|line| !line.starts_with("#version") && !line.trim().is_empty()).collect();
+        let added = settings.added.iter().map(|(id, token)| added_token(*id, token)).collect();
+        Ok(Self { vocab, merges, added })
+    }
+
+    /// `tokenizer.json` as transformers' `CLIPTokenizer` builds it.
+    fn tokenizer(self) -> Result<Value, String> {
+        let id =
+            |token: &str| self.vocab[token].as_u64().ok_or_else(|| format!("token `{token}` is not in its vocabulary"));
+        let (start, end) = (id("<|startoftext|>")?, id("<|endoftext|>")?);
+        let added = match self.added.as_array() {
+            Some(tokens) if !tokens.is_empty() => self.added,
+            _ => json!([special_token(start, "<|startoftext|>"), special_token(end, "<|endoftext|>")]),
+        };
+        Ok(json!({
+            "version": "1.0",
+            "added_tokens": added,
+            "normalizer": {"type": "Sequence", "normalizers": [
+                {"type": "NFC"}, {"type": "Replace", "pattern": {"Regex": r"\s+"}, "content": " "}, {"type": "Lowercase"}]},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "behavior": "Removed", "invert": true, "pattern": {"Regex":
+                    r"<\|startoftext\|>|<\|endoftext\|>|'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"}},
+                {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true}]},
+            "post_processor": {"type": "RobertaProcessing", "sep": ["<|endoftext|>", end], "cls": ["<|startoftext|>", start],
+                "trim_offsets": false, "add_prefix_space": false},
+            "decoder": {"type": "ByteLevel", "add_prefix_space": true, "trim_offsets": true, "use_regex": true},
+            "model": {"type": "BPE", "unk_token": "<|endoftext|>", "continuing_subword_prefix": "", "end_of_word_suffix": "</w>",
+                "fuse_unk": false, "byte_fallback": false, "vocab": self.vocab, "merges": self.merges},
+        }))
+    }
+}
+
+/// The table of character replacements within a normaliser, without the steps that older converters put around it.
+fn precompiled(normalizer: &Value) -> Value {
+    if normalizer["type"] == "Precompiled" {
+        return normalizer.clone();
+    }
+    let steps = normalizer["normalizers"].as_array().into_iter().flatten();
+    steps.map(precompiled).find(|step| !step.is_null()).unwrap_or(Value::Null)
+}
+
+fn t5_pre_tokenizer() -> Value {
+    json!({"type": "Sequence", "pretokenizers": [
+        {"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}]})
 }
 
 /// `tokenizer.json` (but for the normaliser) of a T5 tokenizer that has only `spiece.model`, as transformers' `T5Tokenizer` builds it.
@@ -174,8 +211,7 @@ fn t5_json(model: &SentencePiece, extra_ids: usize) -> Value {
         "version": "1.0",
         "added_tokens": added,
         "normalizer": null,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
-            {"type": "WhitespaceSplit"}, {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true}]},
+        "pre_tokenizer": t5_pre_tokenizer(),
         "post_processor": {"type": "TemplateProcessing",
             "single": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}}],
             "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "</s>", "type_id": 0}},
