@@ -80,8 +80,8 @@ pub enum Error {
 }
 
 impl Error {
-    pub(crate) fn bad_file(table: &str, path: &Path, detail: impl ToString) -> Self {
-        Self::BadFile { table: table.into(), path: path.into(), detail: detail.to_string() }
+    pub(crate) fn bad_file(table: &str, path: &Path, detail: impl Into<String>) -> Self {
+        Self::BadFile { table: table.into(), path: path.into(), detail: detail.into() }
     }
 
     /// From the engine's error.

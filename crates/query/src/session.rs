@@ -32,7 +32,9 @@ impl Session {
         let environment = RuntimeEnvBuilder::new().build_arc().map_err(|e| Error::from_engine(&e))?;
         let context = SessionContext::new_with_config_rt(config, environment);
         context.state_ref().write().config_mut().options_mut().execution.parquet.schema_force_view_types = false;
-        tensor::functions().into_iter().for_each(|function| context.register_udf(function));
+        for function in tensor::functions() {
+            context.register_udf(function);
+        }
         let mut names = BTreeSet::new();
         for table in tables {
             if let Some(provider) = table.provider()? {

@@ -144,7 +144,7 @@ fn listing(table: &str, files: &[PathBuf]) -> Result<Arc<dyn TableProvider>> {
                 (first, schema)
             }
         });
-        urls.push(url(path).map_err(|e| Error::bad_file(table, path, e))?);
+        urls.push(url(path).map_err(|e| Error::bad_file(table, path, e.to_string()))?);
     }
     let schema = Arc::new(merged.map_or_else(Schema::empty, |(_, schema)| schema));
     let options = ListingOptions::new(Arc::new(ParquetFormat::default())).with_file_extension("");
@@ -191,11 +191,8 @@ fn url(path: &Path) -> std::io::Result<ListingTableUrl> {
     let text = path.to_str().ok_or_else(|| std::io::Error::other("has a name that is not UTF-8"))?;
     let mut url = String::from("file://");
     for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b"/-_.".contains(&byte) {
-            url.push(byte.into());
-        } else {
-            url.push_str(&format!("%{byte:02X}"));
-        }
+        let plain = byte.is_ascii_alphanumeric() || b"/-_.".contains(&byte);
+        url += &if plain { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     }
     ListingTableUrl::parse(&url).map_err(std::io::Error::other)
 }

@@ -126,8 +126,8 @@ impl Error {
         Self::Io { action, path: path.into(), source }
     }
 
-    pub(crate) fn damaged(path: &Path, detail: impl ToString) -> Self {
-        Self::Damaged { path: path.into(), detail: detail.to_string() }
+    pub(crate) fn damaged(path: &Path, detail: impl Into<String>) -> Self {
+        Self::Damaged { path: path.into(), detail: detail.into() }
     }
 
     /// An error of the Parquet library while writing or reading `path`.
@@ -135,10 +135,10 @@ impl Error {
         match error {
             ParquetError::External(source) => match source.downcast::<io::Error>() {
                 Ok(source) => Self::io(action, path, *source),
-                Err(source) => Self::damaged(path, source),
+                Err(source) => Self::damaged(path, source.to_string()),
             },
             ParquetError::General(detail) | ParquetError::EOF(detail) => Self::damaged(path, detail),
-            other => Self::damaged(path, other),
+            other => Self::damaged(path, other.to_string()),
         }
     }
 
@@ -148,10 +148,10 @@ impl Error {
             ArrowError::IoError(_, source) => Self::io(action, path, source),
             ArrowError::ExternalError(source) => match source.downcast::<io::Error>() {
                 Ok(source) => Self::io(action, path, *source),
-                Err(source) => Self::damaged(path, source),
+                Err(source) => Self::damaged(path, source.to_string()),
             },
             ArrowError::ParquetError(detail) => Self::damaged(path, detail),
-            other => Self::damaged(path, other),
+            other => Self::damaged(path, other.to_string()),
         }
     }
 }

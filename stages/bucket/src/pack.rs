@@ -155,18 +155,14 @@ fn outcome(taken: usize, reports: &[Report], parameters: &Parameters) -> Outcome
     let sum = |of: fn(&Report) -> usize| reports.iter().map(of).sum::<usize>();
     let (out, repeated, held) = (sum(|r| r.rows), sum(|r| r.repeated), sum(|r| r.held));
     let count = |n: usize, one: &str| if n == 1 { format!("1 {one}") } else { format!("{n} {one}s") };
-    let mut summary = count(out, "row");
-    if repeated > 0 {
-        summary += &format!(" and {}", count(repeated, "repeat"));
-    }
-    if held > 0 {
-        summary += &format!(", {held} held back");
-    }
-    summary += &format!(" in {}: ", count(sum(|r| r.shards), "shard"));
+    let repeats = if repeated > 0 { format!(" and {}", count(repeated, "repeat")) } else { String::new() };
+    let held_back = if held > 0 { format!(", {held} held back") } else { String::new() };
     let bucket = |r: &Report| {
         format!("{} {} ({})", r.rows + r.repeated, r.bucket, count(r.batches, "batch").replace("batchs", "batches"))
     };
-    summary += &reports.iter().map(bucket).collect::<Vec<_>>().join(", ");
+    let buckets = reports.iter().map(bucket).collect::<Vec<_>>().join(", ");
+    let (rows, shards) = (count(out, "row"), count(sum(|r| r.shards), "shard"));
+    let summary = format!("{rows}{repeats}{held_back} in {shards}: {buckets}");
     let ledger = Ledger { taken: taken as u64, out: out as u64, rejected: 0, held: held as u64 };
     let info = serde_json::json!({ "batch_size": parameters.batch_size, "remainder": parameters.remainder, "buckets": reports });
     Outcome { summary, ledger, info }

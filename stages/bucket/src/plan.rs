@@ -59,8 +59,8 @@ mod tests {
             let packed = plan.kept + plan.repeated;
             match p.remainder {
                 Remainder::Short => prop_assert_eq!((plan.repeated, plan.held), (0, 0)),
-                Remainder::Pad => prop_assert!(packed % batch == 0 && plan.held == 0),
-                Remainder::Drop => prop_assert!(packed % batch == 0 && plan.repeated == 0),
+                Remainder::Pad => prop_assert!(packed.is_multiple_of(batch) && plan.held == 0),
+                Remainder::Drop => prop_assert!(packed.is_multiple_of(batch) && plan.repeated == 0),
             }
             prop_assert_eq!(plan.batches, packed.div_ceil(batch));
         }

@@ -32,7 +32,9 @@ fn a_caption_is_found_by_text_and_encoder() {
     for (part, rows) in rows.chunks(2).enumerate() {
         let path = folder.path().join(format!("captions/part-{part:05}.parquet"));
         let mut writer = CaptionsWriter::create(&path, &meta()).unwrap();
-        rows.iter().for_each(|row| writer.push(row.clone()).unwrap());
+        for row in rows {
+            writer.push(row.clone()).unwrap();
+        }
         writer.finish().unwrap();
     }
     let captions = CaptionReader::open(&folder.path().join("captions")).unwrap();
@@ -67,7 +69,9 @@ fn several_threads_read_at_once() {
     let path = folder.path().join("part-00000.parquet");
     let rows: Vec<Caption> = (0..24).map(|i| caption(&format!("caption {i}"), "t5", 64, 512)).collect();
     let mut writer = CaptionsWriter::create(&path, &meta()).unwrap();
-    rows.iter().for_each(|row| writer.push(row.clone()).unwrap());
+    for row in &rows {
+        writer.push(row.clone()).unwrap();
+    }
     writer.finish().unwrap();
     let captions = CaptionReader::open(&path).unwrap();
     std::thread::scope(|scope| {

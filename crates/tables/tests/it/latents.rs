@@ -44,7 +44,9 @@ proptest! {
         let rows: Vec<Latent> = buckets.iter().enumerate().map(|(i, (w, h))| row(i, 64 * w, 64 * h)).collect();
         for (i, part) in rows.chunks(3).enumerate() {
             let mut writer = LatentsWriter::create(&folder.path().join(format!("part-{i:05}.parquet")), &meta()).unwrap();
-            part.iter().for_each(|row| writer.push(row.clone()).unwrap());
+            for row in part {
+                writer.push(row.clone()).unwrap();
+            }
             writer.finish().unwrap();
         }
         let latents = LatentReader::open(folder.path()).unwrap();

@@ -76,15 +76,15 @@ proptest! {
 
 #[test]
 fn the_other_tables_come_back() {
-    fn same<R: Row + Clone + PartialEq + std::fmt::Debug>(rows: Vec<R>) {
+    fn same<R: Row + Clone + PartialEq + std::fmt::Debug>(rows: &[R]) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("t.parquet");
-        write(&path, rows.clone()).unwrap();
+        write(&path, rows.to_vec()).unwrap();
         assert_eq!(read::<R>(&path).unwrap(), rows);
         assert_eq!(schema::by_name(R::TABLE).unwrap(), schema::of::<R>());
     }
-    same(vec![Held { sample_id: "a".into(), bucket: "384x640".into(), reason: "remainder".into() }]);
-    same(vec![Step {
+    same(&[Held { sample_id: "a".into(), bucket: "384x640".into(), reason: "remainder".into() }]);
+    same(&[Step {
         step: 1,
         epoch: 0,
         loss: 0.1,
@@ -94,9 +94,9 @@ fn the_other_tables_come_back() {
         seconds: 1.5,
         memory_bytes: 9,
     }]);
-    same(vec![Validation { step: 3, sigma: 0.1, loss: 0.25 }]);
+    same(&[Validation { step: 3, sigma: 0.1, loss: 0.25 }]);
     let (shard, digest) = ("shards/384x640/00000.arrow".into(), "d".into());
-    same(vec![ShardRow {
+    same(&[ShardRow {
         shard,
         bucket_width: 384,
         bucket_height: 640,
@@ -120,8 +120,8 @@ fn the_other_tables_come_back() {
         lora_scale: lora.map(|_| 0.5),
         checkpoint: "c".into(),
     };
-    same(vec![image(None), image(Some("x"))]);
-    same::<Step>(vec![]);
+    same(&[image(None), image(Some("x"))]);
+    same::<Step>(&[]);
 }
 
 #[test]
@@ -245,6 +245,7 @@ fn a_truncated_table_is_an_error_that_names_it() {
 }
 
 #[test]
+#[expect(clippy::print_stderr, reason = "a skipped test says so")]
 fn a_full_disk_is_told_apart() {
     if !Path::new("/dev/full").exists() {
         eprintln!("skipped: /dev/full absent");
