@@ -18,7 +18,7 @@ pub struct LatentMeta {
     pub channels: u32,
     /// Pixels per latent position, across and down.
     pub spatial_stride: u32,
-    /// Frames per latent position after the first; 1 for a picture VAE. A picture VAE has no time dim.
+    /// Frames per latent position after the first; none for a picture VAE, whose latents have no time dim.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub temporal_stride: Option<u32>,
     /// From the VAE's output to the stored value.
