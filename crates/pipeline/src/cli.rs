@@ -8,7 +8,7 @@ use clap::{Args, CommandFactory, Parser, Subcommand};
 use spec::suggest;
 use stage::Exit;
 
-use crate::error::{Error, Result, say};
+use crate::error::{Error, Result};
 use crate::selection::{Request, Selection};
 use crate::workspace::{Options, Workspace};
 use crate::{execute, plan, show, sql};
@@ -295,11 +295,6 @@ fn split_parameters(verb: &str, args: Vec<String>) -> Result<(Vec<String>, Vec<S
         overrides.push(format!("{verb}.{}={value}", name.replace('-', "_")));
     }
     Ok((known, overrides))
-}
-
-/// Prints to standard output.
-pub(crate) fn print(text: &str) {
-    say(&mut std::io::stdout(), text);
 }
 
 #[cfg(test)]

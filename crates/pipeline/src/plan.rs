@@ -104,7 +104,7 @@ pub(crate) fn print(workspace: &Workspace, selection: &Selection, json: bool) ->
     let states = states(workspace, selection, &stages)?;
     let mut out = String::new();
     let width = stages.iter().map(|stage| stage.node.name.len()).max().unwrap_or(0);
-    let mut to_run = 0;
+    let (mut to_run, mut list) = (0, Vec::new());
     for (stage, state) in stages.iter().zip(&states) {
         let name = &stage.node.name;
         let (word, reason, key) = match state {
@@ -118,11 +118,10 @@ pub(crate) fn print(workspace: &Workspace, selection: &Selection, json: bool) ->
         };
         to_run += usize::from(word != "cached");
         if json {
-            let line = json!({
+            list.push(json!({
                 "stage": name, "state": word.replace(' ', "_"), "reason": reason, "key": key, "device": stage.device,
                 "notes": stage.checked.notes,
-            });
-            out.push_str(&format!("{line}\n"));
+            }));
         } else {
             out.push_str(&format!("{name:width$}  {word:6}  {reason}\n"));
             for note in &stage.checked.notes {
@@ -130,7 +129,12 @@ pub(crate) fn print(workspace: &Workspace, selection: &Selection, json: bool) ->
             }
         }
     }
-    if !json {
+    if json {
+        let plan = json!({
+            "recipe": workspace.recipe.name, "overrides": workspace.recipe.overrides, "to_run": to_run, "stages": list,
+        });
+        out = format!("{plan}\n");
+    } else {
         for text in &workspace.recipe.overrides {
             out.push_str(&format!("override: {text}\n"));
         }

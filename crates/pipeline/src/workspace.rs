@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 use spec::graph::{Kinds, Node};
 use spec::{Graph, Mistake, Recipe, schema};
-use stage::{CONTRACT, CheckRequest, Checked, Description, Exit};
+use stage::{CONTRACT, CheckRequest, Checked, Description, Exit, SOURCE_NAMES};
 use store::Cache;
 
 use crate::error::{Error, Result};
@@ -52,6 +52,17 @@ pub(crate) struct Prepared {
     pub(crate) threads: usize,
 }
 
+/// Whether a problem that `check` found is about the recipe or about what it names.
+fn exit_of(problem: &spec::Problem, checked: &Checked) -> Exit {
+    if let Some(code) = checked.exit {
+        return Exit::from_code(code);
+    }
+    let field = problem.field.as_deref().unwrap_or_default();
+    let top = field.split(['.', '[']).next().unwrap_or_default();
+    let named = checked.sources.iter().any(|source| source.name == top) || SOURCE_NAMES.contains(&top);
+    if named && problem.file.is_none() { Exit::Input } else { Exit::Recipe }
+}
+
 impl Workspace {
     pub(crate) fn open(options: Options) -> Result<Self> {
         let current = std::env::current_dir()?;
@@ -94,10 +105,15 @@ impl Workspace {
         let mut described = self.describe(stages)?;
         let mut mistakes = Vec::new();
         let mut prepared = Vec::new();
+        // The first mistake that is about the recipe itself decides.
+        let mut exits: Vec<Exit> = Vec::new();
         for node in self.graph.nodes() {
             let Some((program, description)) = described.remove(&node.name) else { continue };
             let mut table = self.recipe.table(&self.graph, &node.name);
             let (device, threads) = self.take_resources(node, &description, &mut table, &mut mistakes);
+            if !mistakes.is_empty() {
+                exits.push(Exit::Recipe);
+            }
             let value = Value::Object(table.clone());
             let mut problems = schema::validate_split(&description.parameters, &description.settings, &value);
             let mut checked = Checked::default();
@@ -106,6 +122,9 @@ impl Workspace {
                     CheckRequest { contract: CONTRACT, parameters: value, base_dir: self.recipe.base_dir.clone() };
                 checked = program.check(&self.cache, &node.name, &request)?;
                 problems.clone_from(&checked.problems);
+                exits.extend(problems.iter().map(|problem| exit_of(problem, &checked)));
+            } else {
+                exits.push(Exit::Recipe);
             }
             if let (Some(needed_by), false) = (implied.get(&node.name), problems.is_empty()) {
                 mistakes.push(self.missing_input(&node.name, needed_by, &problems));
@@ -124,7 +143,8 @@ impl Workspace {
             });
         }
         if !mistakes.is_empty() {
-            return Err(Error { exit: Exit::Recipe, mistakes, log_tail: None });
+            let exit = exits.iter().find(|exit| **exit == Exit::Recipe).or(exits.first()).copied().unwrap_or(Exit::Recipe);
+            return Err(Error { exit, mistakes, log_tail: None });
         }
         self.identify(&mut prepared)?;
         Ok(prepared)
@@ -200,7 +220,7 @@ impl Workspace {
             refuse("device", format!("`{device}` is no device"), "write `cpu`, `cuda` or `cuda:N`");
         }
         let can = description.devices.iter().any(|able| able == kind);
-        if !can && for_stage.as_ref() == Some(&device) {
+        if !can && matches!(kind, "cpu" | "cuda") && for_stage.as_ref() == Some(&device) {
             let help = format!("it can use: {}", description.devices.join(", "));
             refuse("device", format!("`{}` cannot run on `{device}`", node.name), &help);
         }

@@ -67,7 +67,14 @@ pub struct Checked {
     pub notes: Vec<String>,
     /// What is wrong; empty if the stage can run.
     pub problems: Vec<Problem>,
+    /// Exit code that the problems call for, when it is not "the recipe is wrong" (nor, at [`SOURCE_NAMES`], "data or a model
+    /// is unusable").
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit: Option<i32>,
 }
+
+/// Parameters that name a [`Source`] in every stage that has them: a problem at one of them is about data or a model.
+pub const SOURCE_NAMES: &[&str] = &["dataset", "model"];
 
 /// Something outside the cache that a stage reads.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

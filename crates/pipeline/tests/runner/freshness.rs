@@ -46,6 +46,9 @@ fn a_changed_parameter_reruns_exactly_what_depends_on_it() {
     assert_eq!(stage_line(&plan.out, "dig"), "dig    to run  parameter `text` changed \"iron\" → \"copper\"");
     assert_eq!(stage_line(&plan.out, "smelt"), "smelt  waits   for dig");
     assert_eq!(stage_line(&plan.out, "forge"), "forge  waits   for smelt");
+    let plan = forge.good(&["plan", "sword.toml", "--set", "dig.text=copper", "--json"]);
+    let plan: serde_json::Value = serde_json::from_str(&plan.out).unwrap();
+    assert_eq!((plan["to_run"].as_u64(), plan["stages"][2]["state"].as_str()), (Some(3), Some("waits")));
     forge.good(&set("dig.text=copper"));
     assert_eq!(forge.ran(), ["dig", "smelt", "forge"]);
     assert_eq!(forge.read("runs/sword/forge/out.txt"), "axe+default+copper");
