@@ -96,12 +96,27 @@ impl From<store::Error> for Error {
             store::Error::Missing { .. } | store::Error::Empty { .. } | store::Error::Name { .. } => Exit::Input,
             store::Error::Unpublishable { .. } | store::Error::Digest(_) => Exit::Failed,
         };
-        Self::from_diagnostic(exit, &error)
+        match &error {
+            store::Error::Io(io) => Self::from(std::io::Error::new(io.kind(), io.to_string())),
+            _ => Self::from_diagnostic(exit, &error),
+        }
     }
 }
 
 impl From<std::io::Error> for Error {
     fn from(error: std::io::Error) -> Self {
-        Self::new(Exit::Io, Mistake::new(error.to_string()))
+        use std::io::ErrorKind::{PermissionDenied, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        let mistake = Mistake::new(error.to_string());
+        Self::new(
+            Exit::Io,
+            match error.kind() {
+                StorageFull | QuotaExceeded => mistake
+                    .help("free some space, or choose another disk with `--cache DIR`; what was finished is kept"),
+                PermissionDenied | ReadOnlyFilesystem => {
+                    mistake.help("choose another folder with `--cache DIR` or `--runs DIR`")
+                }
+                _ => mistake,
+            },
+        )
     }
 }

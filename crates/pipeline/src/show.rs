@@ -126,15 +126,3 @@ fn describe(current: &Current, in_full: bool, out: &mut String) {
         line("file", format!("{}  {}  {}", file.path, size(file.bytes), file.digest.short()));
     }
 }
-
-/// Whether an artifact is there and whole, in a word.
-pub(crate) fn status(workspace: &Workspace, current: &Current) -> &'static str {
-    match &current.artifact {
-        None => "absent",
-        Some(artifact) => match workspace.cache.artifact(&current.stage, &artifact.manifest.key) {
-            Lookup::Hit(_) if current.fresh => "cached",
-            Lookup::Hit(_) => "stale",
-            Lookup::Absent | Lookup::Broken(_) => "damaged",
-        },
-    }
-}

@@ -7,6 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use stage::Exit;
 
+use crate::error::say;
+
 /// Knows how often the user asked to stop, and which stage to tell.
 #[derive(Debug, Clone)]
 pub(crate) struct Interrupt {
@@ -56,6 +58,7 @@ impl Interrupt {
 /// Nothing of ours runs: whatever was being read, hashed or published is as if it had not begun.
 #[expect(clippy::exit, reason = "the main thread may be hashing a large file")]
 fn leave() {
+    say(&mut std::io::stderr(), "interrupted\n");
     std::process::exit(Exit::Interrupted.code());
 }
 

@@ -143,7 +143,8 @@ impl Workspace {
             });
         }
         if !mistakes.is_empty() {
-            let exit = exits.iter().find(|exit| **exit == Exit::Recipe).or(exits.first()).copied().unwrap_or(Exit::Recipe);
+            let exit =
+                exits.iter().find(|exit| **exit == Exit::Recipe).or(exits.first()).copied().unwrap_or(Exit::Recipe);
             return Err(Error { exit, mistakes, log_tail: None });
         }
         self.identify(&mut prepared)?;

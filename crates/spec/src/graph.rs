@@ -319,3 +319,74 @@ fn cycle(waiting: &[Node], places: &Places) -> Mistake {
         None => mistake,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn names(graph: &Graph) -> Vec<&str> {
+        graph.nodes().map(|node| node.name.as_str()).collect()
+    }
+
+    #[test]
+    fn stages_keep_their_written_order_where_edges_allow() {
+        let text = "[stage.z]\n[stage.b]\ninputs = { x = \"a\" }\n[stage.m]\n[stage.a]\n";
+        let graph = Graph::parse(None, text).unwrap();
+        assert_eq!(names(&graph), ["z", "m", "a", "b"]);
+        assert_eq!(graph.node("b").unwrap().program, "pipeline-b");
+        assert_eq!(graph.needed_by("b").into_iter().collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn mistakes_name_the_edge_and_all_are_told() {
+        let text = "[stage.a]\ninputs = { x = \"gone\" }\ndefaults = { m = \"nowhere.m\", n = \"n\" }\nprogramm = \"x\"\n[stage.c]\ninputs = 3\n";
+        let mistakes = Graph::parse(Some(Path::new("g.toml")), text).unwrap_err();
+        let told: Vec<String> =
+            mistakes.0.iter().map(|m| format!("{}: {}", m.line().map_or(0, |(_, line)| line), m.message)).collect();
+        assert_eq!(
+            told,
+            [
+                "4: unknown key `programm` in `stage.a`",
+                "6: `stage.c.inputs` must be a table of names",
+                "2: the input `x` of `a` comes from `gone`, which is no stage",
+                "3: `nowhere.m` names the stage `nowhere`, which there is not",
+                "3: `n` does not name a stage's parameter",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_stage_that_waits_for_itself_is_a_cycle() {
+        let mistakes = Graph::parse(None, "[stage.b]\n[stage.a]\ninputs = { x = \"a\", y = \"b\" }\n").unwrap_err();
+        assert_eq!(mistakes.to_string(), "the graph has a cycle: `a` waits for `a`");
+    }
+
+    proptest! {
+        /// Edges lead from later to earlier names of a random permutation, so there is no cycle.
+        #[test]
+        fn every_stage_comes_after_what_it_needs(
+            order in Just((0..8usize).collect::<Vec<_>>()).prop_shuffle(),
+            edges in prop::collection::btree_set((0..8usize, 0..8usize), 0..16),
+        ) {
+            let mut text = String::new();
+            for stage in 0..8 {
+                let inputs: Vec<String> = edges
+                    .iter()
+                    .filter(|(from, to)| *to == stage && order[*from] < order[*to])
+                    .map(|(from, _)| format!("i{from} = \"s{from}\""))
+                    .collect();
+                text.push_str(&format!("[stage.s{stage}]\ninputs = {{ {} }}\n", inputs.join(", ")));
+            }
+            let graph = Graph::parse(None, &text).unwrap();
+            let position = |name: &str| graph.nodes().position(|node| node.name == name);
+            prop_assert_eq!(graph.nodes().count(), 8);
+            for node in graph.nodes() {
+                for from in node.inputs.values() {
+                    prop_assert!(position(from) < position(&node.name));
+                }
+            }
+        }
+    }
+}

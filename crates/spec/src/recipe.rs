@@ -243,3 +243,103 @@ fn cause(error: &std::io::Error) -> String {
         _ => error.to_string(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const GRAPH: &str =
+        "[stage.encode]\n[stage.train]\ninputs = { captions = \"encode\" }\ndefaults = { model = \"encode.model\" }\n";
+    const TEXT: &str =
+        "name = \"t\"\n[encode]\nmodel = \"m\"\nsizes = [\n  1,\n  2,\n]\n[train.optimizer]\nlr = 1e-3\n";
+
+    fn recipe(overrides: &[&str]) -> Result<Recipe, Mistakes> {
+        let overrides: Vec<String> = overrides.iter().map(|text| (*text).to_owned()).collect();
+        Recipe::parse(Path::new("t.toml"), Path::new("/base"), TEXT, &overrides)
+    }
+
+    fn graph() -> Graph {
+        Graph::parse(None, GRAPH).unwrap()
+    }
+
+    fn line(recipe: &Recipe, stage: &str, field: &str, message: &str) -> String {
+        let mistake = recipe.locate(&graph(), stage, &Problem::new(message).field(field));
+        mistake.line().map_or_else(|| "nowhere".to_owned(), |(file, line)| format!("{file}:{line}"))
+    }
+
+    #[test]
+    fn overrides_are_typed_like_the_file_and_may_make_keys() {
+        let recipe = recipe(&[
+            "train.optimizer.lr=3",
+            "train.optimizer.betas=[0.9, 0.99]",
+            "train.seed=7",
+            "encode.model=black-forest-labs/FLUX.1-dev",
+            "encode.flag=true",
+            "encode.text=\"a = b\"",
+            "generate.prompts=['x', \"y\"]",
+            "device=cuda:1",
+        ])
+        .unwrap();
+        assert_eq!(json!(recipe.stages["train"]), json!({"optimizer": {"lr": 3, "betas": [0.9, 0.99]}, "seed": 7}));
+        assert_eq!(recipe.stages["encode"]["model"], "black-forest-labs/FLUX.1-dev");
+        assert_eq!(
+            (recipe.stages["encode"]["flag"].clone(), recipe.stages["encode"]["text"].clone()),
+            (json!(true), json!("a = b"))
+        );
+        assert_eq!(recipe.stages["generate"]["prompts"], json!(["x", "y"]));
+        assert_eq!(recipe.device.as_deref(), Some("cuda:1"));
+    }
+
+    #[test]
+    fn overrides_that_cannot_be_meant_are_refused() {
+        for (text, part) in [
+            ("train.seed", "has no `=`"),
+            ("train..seed=1", "empty key"),
+            ("encode.model.x=1", "`encode.model` is a value, not a table"),
+            ("train.optimizer.lr=nan", "not a finite number"),
+            ("train.seed=99999999999999999999", "does not fit into 64 bits"),
+        ] {
+            let mistakes = recipe(&[text]).unwrap_err().to_string();
+            assert!(mistakes.contains(part), "{text}: {mistakes}");
+        }
+    }
+
+    #[test]
+    fn problems_get_the_line_that_was_written() {
+        let plain = recipe(&[]).unwrap();
+        assert_eq!(line(&plain, "encode", "model", "x"), "t.toml:3");
+        assert_eq!(line(&plain, "encode", "sizes[1]", "x"), "t.toml:6");
+        assert_eq!(line(&plain, "train", "optimizer.lr", "x"), "t.toml:9");
+        assert_eq!(line(&plain, "train", "optimizer.absent", "x"), "t.toml:8", "the table around it");
+        assert_eq!(line(&plain, "train", "model", "x"), "t.toml:3", "wired from `encode.model`");
+        let set = recipe(&["train.model=other", "train.optimizer.lr=3"]).unwrap();
+        assert_eq!(line(&set, "train", "model", "x"), "--set:1");
+        assert_eq!(line(&set, "train", "optimizer.lr", "x"), "--set:1");
+        assert_eq!(line(&set, "encode", "model", "x"), "t.toml:3");
+    }
+
+    #[test]
+    fn a_wired_value_is_only_a_default() {
+        assert_eq!(recipe(&[]).unwrap().table(&graph(), "train")["model"], "m");
+        assert_eq!(recipe(&["train.model=own"]).unwrap().table(&graph(), "train")["model"], "own");
+    }
+
+    #[test]
+    fn the_top_of_a_recipe_knows_its_keys() {
+        let parse = |text: &str| Recipe::parse(Path::new("t.toml"), Path::new("/"), text, &[]);
+        for (text, part) in [
+            ("nmae = \"x\"", "unknown key `nmae`"),
+            ("name = 3", "`name` must be a string"),
+            ("name = \"../x\"", "cannot be the name of a folder"),
+            ("threads = 0", "`threads` must be an integer > 0"),
+            ("a = [", "not valid TOML"),
+            ("[a]\nx = 1\nx = 2", "duplicate key"),
+        ] {
+            let mistakes = parse(text).unwrap_err().to_string();
+            assert!(mistakes.contains(part), "{text}: {mistakes}");
+        }
+        assert_eq!(parse("[encode]").unwrap().name, "t", "the file's name is the default");
+    }
+}

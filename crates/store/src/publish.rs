@@ -1,6 +1,6 @@
 //! From a work folder to an artifact: hash, link, manifest last, one rename.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -40,14 +40,7 @@ impl Cache {
     ///
     /// If the same key was published before (a forced run) and the same bytes came out, the older artifact stays.
     pub fn publish(&self, staging: &Staging, finished: Finished) -> Result<Artifact> {
-        let mut paths = Vec::new();
-        list(&staging.out, "", &mut paths)?;
-        paths.sort();
-        let mut files = Vec::with_capacity(paths.len());
-        for path in paths {
-            let (bytes, digest) = self.take_in(&staging.out.join(&path))?;
-            files.push(FileRecord { path, bytes, digest });
-        }
+        let files = self.take_in(&staging.out)?;
         let stage = finished.material.stage.clone();
         let key = finished.material.key();
         let manifest = Manifest {
@@ -98,15 +91,55 @@ impl Cache {
         sync_folder(parent)
     }
 
-    /// Hashes a file and makes it and the object of that digest one file. Links to outside become files of our own.
-    fn take_in(&self, path: &Path) -> Result<(u64, Digest)> {
-        if fs_err::symlink_metadata(path)?.is_symlink() {
-            let real = fs_err::canonicalize(path)?;
-            fs_err::remove_file(path)?;
-            if fs_err::hard_link(&real, path).is_err() {
-                fs_err::copy(&real, path)?;
+    /// Hashes the files of a folder, makes each and the object of its digest one file, and makes sure that nobody else has
+    /// a hand on them: links to outside become files of our own.
+    fn take_in(&self, out: &Path) -> Result<Vec<FileRecord>> {
+        let mut paths = Vec::new();
+        list(out, "", &mut paths)?;
+        let mut same: BTreeMap<(u64, u64), Vec<String>> = BTreeMap::new();
+        // Files of others that nobody will change in place.
+        let mut shared = BTreeSet::new();
+        for path in paths {
+            let full = out.join(&path);
+            let is_link = fs_err::symlink_metadata(&full)?.is_symlink();
+            let is_shared = is_link && own(&fs_err::canonicalize(&full)?, &full)?;
+            let meta = fs_err::metadata(&full)?;
+            if is_shared {
+                shared.insert((meta.dev(), meta.ino()));
+            }
+            same.entry((meta.dev(), meta.ino())).or_default().push(path);
+        }
+        let mut files = Vec::new();
+        for (inode, paths) in &mut same {
+            // A hash of one is a hash of all, as with weights that many checkpoints share.
+            paths.sort();
+            let first = out.join(&paths[0]);
+            let meta = fs_err::metadata(&first)?;
+            let others = meta.nlink() > paths.len() as u64;
+            if others && is_writable(&meta) && !shared.contains(inode) {
+                own(&first, &first)?;
+            }
+            if !shared.contains(inode) {
+                // Shared by hard links from now on, so nobody should write to it by mistake.
+                let mut permissions = meta.permissions();
+                permissions.set_mode(permissions.mode() & !0o222);
+                fs_err::set_permissions(&first, permissions)?;
+            }
+            let (bytes, digest) = self.keep_object(&first)?;
+            for path in paths.drain(..) {
+                let full = out.join(&path);
+                if full != first {
+                    replace_by_link(&first, &full);
+                }
+                files.push(FileRecord { path, bytes, digest });
             }
         }
+        files.sort();
+        Ok(files)
+    }
+
+    /// Hashes a file of our own and makes it and the object of that digest one.
+    fn keep_object(&self, path: &Path) -> Result<(u64, Digest)> {
         let digest = Digest::of_file(path)?;
         let file = fs_err::File::open(path)?;
         file.sync_all()?;
@@ -123,12 +156,6 @@ impl Cache {
             // No such object, or a damaged one: the fresh file takes its place.
             _ => replace_by_link(path, &object),
         }
-        // Shared by hard links, so nobody should write to it by mistake; a file that was linked in is someone else's.
-        if meta.nlink() == 1 && meta.permissions().mode() & 0o222 != 0 {
-            let mut permissions = meta.permissions();
-            permissions.set_mode(permissions.mode() & !0o222);
-            fs_err::set_permissions(path, permissions)?;
-        }
         Ok((meta.len(), digest))
     }
 
@@ -136,6 +163,23 @@ impl Cache {
         let name = digest.to_string();
         self.root().join("objects").join(&name[..2]).join(name)
     }
+}
+
+fn is_writable(meta: &std::fs::Metadata) -> bool {
+    meta.permissions().mode() & 0o222 != 0
+}
+
+/// Puts the contents of `real` at `path`. `true`: as the same file, since nobody will change it in place (it is not
+/// writable, or a blob of the Hub's cache); `false`: as a copy.
+fn own(real: &Path, path: &Path) -> Result<bool> {
+    let beside = path.with_file_name(format!("{}.taking", path.file_name().unwrap_or_default().to_string_lossy()));
+    let blob = real.parent().and_then(Path::file_name).is_some_and(|folder| folder == "blobs");
+    let shared = (blob || !is_writable(&fs_err::metadata(real)?)) && fs_err::hard_link(real, &beside).is_ok();
+    if !shared {
+        fs_err::copy(real, &beside)?;
+    }
+    fs_err::rename(&beside, path)?;
+    Ok(shared)
 }
 
 /// Makes `to` a hard link of `from`. Objects only save space: a file system without links keeps two files.
@@ -286,13 +330,32 @@ mod tests {
     }
 
     #[test]
-    fn links_to_outside_are_taken_in() {
+    fn what_is_linked_in_is_our_own_afterwards() {
         let (folder, cache) = cache();
         let outside = folder.path().join("weights");
         fs_err::write(&outside, "weights").unwrap();
-        let artifact = make(&cache, 1, |out| std::os::unix::fs::symlink(&outside, out.join("w")).unwrap()).unwrap();
-        fs_err::remove_file(&outside).unwrap();
-        assert_eq!(fs_err::read_to_string(artifact.path.join("w")).unwrap(), "weights");
+        let artifact = make(&cache, 1, |out| {
+            std::os::unix::fs::symlink(&outside, out.join("soft")).unwrap();
+            fs_err::hard_link(&outside, out.join("hard")).unwrap();
+        })
+        .unwrap();
+        // Overwritten in place, as many programs save.
+        fs_err::write(&outside, "other..").unwrap();
+        for name in ["soft", "hard"] {
+            assert_eq!(fs_err::read_to_string(artifact.path.join(name)).unwrap(), "weights", "{name}");
+        }
+        assert!(fs_err::metadata(&outside).unwrap().permissions().mode() & 0o200 != 0, "it is still the user's");
+    }
+
+    #[test]
+    fn a_blob_of_the_hub_is_shared_not_copied() {
+        let (folder, cache) = cache();
+        let blob = folder.path().join("models--a--b/blobs/0123");
+        fs_err::create_dir_all(blob.parent().unwrap()).unwrap();
+        fs_err::write(&blob, "weights").unwrap();
+        let artifact = make(&cache, 1, |out| std::os::unix::fs::symlink(&blob, out.join("w")).unwrap()).unwrap();
+        let inode = |path: &Path| fs_err::metadata(path).unwrap().ino();
+        assert_eq!(inode(&artifact.path.join("w")), inode(&blob));
     }
 
     #[test]
