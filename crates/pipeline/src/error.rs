@@ -1,5 +1,6 @@
 //! How the runner fails: all that is wrong, placed, and one exit code.
 
+use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
 
 use miette::{GraphicalReportHandler, GraphicalTheme};
@@ -68,9 +69,9 @@ impl Error {
             text.push_str(report.trim_start_matches('\n'));
         }
         if let Some((path, lines)) = &self.log_tail {
-            text.push_str(&format!("  last lines of {path}:\n"));
+            let _ = writeln!(text, "  last lines of {path}:");
             for line in lines {
-                text.push_str(&format!("    {line}\n"));
+                let _ = writeln!(text, "    {line}");
             }
         }
         text

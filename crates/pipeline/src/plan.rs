@@ -1,6 +1,7 @@
 //! Freshness: for each stage, whether its result is there, and if not, why it must run.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use serde_json::json;
 use store::{Artifact, Lookup, Material, SCHEMA};
@@ -123,9 +124,9 @@ pub(crate) fn print(workspace: &Workspace, selection: &Selection, json: bool) ->
                 "notes": stage.checked.notes,
             }));
         } else {
-            out.push_str(&format!("{name:width$}  {word:6}  {reason}\n"));
+            let _ = writeln!(out, "{name:width$}  {word:6}  {reason}");
             for note in &stage.checked.notes {
-                out.push_str(&format!("{:width$}          note: {note}\n", ""));
+                let _ = writeln!(out, "{:width$}          note: {note}", "");
             }
         }
     }
@@ -136,7 +137,7 @@ pub(crate) fn print(workspace: &Workspace, selection: &Selection, json: bool) ->
         out = format!("{plan}\n");
     } else {
         for text in &workspace.recipe.overrides {
-            out.push_str(&format!("override: {text}\n"));
+            let _ = writeln!(out, "override: {text}");
         }
         if to_run == 0 {
             out.push_str("nothing to do\n");

@@ -2,6 +2,7 @@
 //!
 //! Results go to standard output, progress to standard error.
 
+use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -226,13 +227,13 @@ fn progress_text(
     let rate = since as f64 / elapsed.as_secs_f64().max(1e-9);
     if since > 0 && elapsed >= Duration::from_millis(200) {
         let digits = usize::from(rate < 10.0) + usize::from(rate < 1.0);
-        text.push_str(&format!("  {rate:.digits$}/s"));
+        let _ = write!(text, "  {rate:.digits$}/s");
         if let Some(left) = total.and_then(|total| total.checked_sub(done)).filter(|left| *left > 0) {
-            text.push_str(&format!("  ETA {}", told(left as f64 / rate)));
+            let _ = write!(text, "  ETA {}", told(left as f64 / rate));
         }
     }
     if let Some(note) = note {
-        text.push_str(&format!("  {note}"));
+        let _ = write!(text, "  {note}");
     }
     text
 }

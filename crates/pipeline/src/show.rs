@@ -1,6 +1,7 @@
 //! `pipeline show`: what each stage's current artifact is, where it came from, and what it holds.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 use spec::suggest;
@@ -63,7 +64,7 @@ pub(crate) fn print(workspace: &Workspace, stage: Option<&str>, json: bool) -> R
     let mut out = String::new();
     for current in all.iter().filter(|current| stage.is_none_or(|name| name == current.stage)) {
         if json {
-            out.push_str(&format!("{}\n", as_json(current)));
+            let _ = writeln!(out, "{}", as_json(current));
         } else {
             describe(current, stage.is_some(), &mut out);
         }
@@ -85,12 +86,14 @@ fn as_json(current: &Current) -> Value {
 
 fn describe(current: &Current, in_full: bool, out: &mut String) {
     let Some(Artifact { path, manifest }) = &current.artifact else {
-        out.push_str(&format!("{}\n  no artifact yet\n", current.stage));
+        let _ = writeln!(out, "{}\n  no artifact yet", current.stage);
         return;
     };
     let stale = if current.fresh { "" } else { "  (of an earlier run; the recipe now asks for another)" };
-    out.push_str(&format!("{}  {}{stale}\n", current.stage, manifest.kind));
-    let mut line = |name: &str, text: String| out.push_str(&format!("  {name:8}  {text}\n"));
+    let _ = writeln!(out, "{}  {}{stale}", current.stage, manifest.kind);
+    let mut line = |name: &str, text: String| {
+        let _ = writeln!(out, "  {name:8}  {text}");
+    };
     line("artifact", path.display().to_string());
     line("key", manifest.key.to_string());
     line("digest", manifest.digest.to_string());
@@ -124,5 +127,16 @@ fn describe(current: &Current, in_full: bool, out: &mut String) {
     }
     for file in &manifest.files {
         line("file", format!("{}  {}  {}", file.path, size(file.bytes), file.digest.short()));
+    }
+}
+/// Whether an artifact is there and what the recipe asks for, in a word.
+pub(crate) fn status(workspace: &Workspace, current: &Current) -> &'static str {
+    match &current.artifact {
+        None => "absent",
+        Some(artifact) => match workspace.cache.artifact(&current.stage, &artifact.manifest.key) {
+            Lookup::Hit(_) if current.fresh => "cached",
+            Lookup::Hit(_) => "stale",
+            Lookup::Absent | Lookup::Broken(_) => "damaged",
+        },
     }
 }

@@ -212,7 +212,7 @@ impl Reader<'_> {
                     match (key.as_str(), value) {
                         ("program", Value::String(program)) if !program.is_empty() => node.program.clone_from(program),
                         ("program", _) => {
-                            self.refuse(&path, format!("`{path}` must be the name of a program"), None, "here")
+                            self.refuse(&path, format!("`{path}` must be the name of a program"), None, "here");
                         }
                         ("inputs", _) => node.inputs = self.names(&path, value),
                         ("defaults", _) => node.defaults = self.names(&path, value),
@@ -377,7 +377,11 @@ mod tests {
                     .filter(|(from, to)| *to == stage && order[*from] < order[*to])
                     .map(|(from, _)| format!("i{from} = \"s{from}\""))
                     .collect();
-                text.push_str(&format!("[stage.s{stage}]\ninputs = {{ {} }}\n", inputs.join(", ")));
+                text += "[stage.s";
+                text += &stage.to_string();
+                text += "]\ninputs = { ";
+                text += &inputs.join(", ");
+                text += " }\n";
             }
             let graph = Graph::parse(None, &text).unwrap();
             let position = |name: &str| graph.nodes().position(|node| node.name == name);

@@ -37,7 +37,16 @@ pub struct Mistake {
     pub message: String,
     /// What to do about it.
     pub help: Option<String>,
-    place: Option<(Origin, NamedSource<Arc<str>>, Range<usize>, String)>,
+    place: Option<Spot>,
+}
+
+/// A labelled stretch of text.
+#[derive(Debug, Clone)]
+struct Spot {
+    origin: Origin,
+    source: NamedSource<Arc<str>>,
+    span: Range<usize>,
+    label: String,
 }
 
 impl Mistake {
@@ -58,13 +67,13 @@ impl Mistake {
         // An empty span is not drawn.
         let span = span.start..span.end.max(span.start + 1).min(origin.text.len().max(1));
         let source = NamedSource::new(&origin.name, Arc::clone(&origin.text));
-        self.place = Some((origin.clone(), source, span, label.into()));
+        self.place = Some(Spot { origin: origin.clone(), source, span, label: label.into() });
         self
     }
 
     /// Where it is: (file or `--set`, line from 1).
     pub fn line(&self) -> Option<(&str, usize)> {
-        self.place.as_ref().map(|(origin, _, span, _)| (origin.name.as_str(), origin.line(span.start)))
+        self.place.as_ref().map(|spot| (spot.origin.name.as_str(), spot.origin.line(spot.span.start)))
     }
 
     /// A problem in a file that is neither the recipe nor the graph: the line is shown if the file can be read.
@@ -78,14 +87,12 @@ impl Mistake {
             let indent = text.get(start..end)?.len() - text.get(start..end)?.trim_start().len();
             Some((Origin::new(&name, &text), start + indent..end))
         });
-        match snippet {
-            Some((origin, span)) => mistake.at(&origin, span, "here"),
-            None => {
-                let line = problem.line.map(|line| format!(":{line}")).unwrap_or_default();
-                mistake.message = format!("{} (in `{name}{line}`)", mistake.message);
-                mistake
-            }
+        if let Some((origin, span)) = snippet {
+            return mistake.at(&origin, span, "here");
         }
+        let line = problem.line.map(|line| format!(":{line}")).unwrap_or_default();
+        mistake.message = format!("{} (in `{name}{line}`)", mistake.message);
+        mistake
     }
 }
 
@@ -104,12 +111,12 @@ impl Diagnostic for Mistake {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        self.place.as_ref().map(|(_, source, _, _)| source as &dyn SourceCode)
+        self.place.as_ref().map(|spot| &spot.source as &dyn SourceCode)
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        self.place.as_ref().map(|(_, _, span, label)| {
-            let label = LabeledSpan::at(span.clone(), label);
+        self.place.as_ref().map(|spot| {
+            let label = LabeledSpan::at(spot.span.clone(), &spot.label);
             Box::new(std::iter::once(label)) as Box<dyn Iterator<Item = LabeledSpan>>
         })
     }

@@ -42,7 +42,7 @@ impl Recipe {
         })?;
         let text = String::from_utf8(text).map_err(|error| {
             let good = error.utf8_error().valid_up_to();
-            let line = error.as_bytes()[..good].iter().filter(|byte| **byte == b'\n').count() + 1;
+            let line = error.as_bytes()[..good].split(|byte| *byte == b'\n').count();
             Mistake::new(format!("the recipe `{}` is not UTF-8: line {line} has an invalid byte", path.display()))
                 .help("save the file as UTF-8")
         })?;

@@ -109,11 +109,10 @@ impl<'a> Checker<'a> {
         }
         for (key, value) in object {
             match (properties.and_then(|p| p.get(key)), schema.get("additionalProperties")) {
-                (Some(schema), _) => self.value(schema, value, &child(key)),
+                (Some(schema), _) | (None, Some(schema @ Value::Object(_))) => self.value(schema, value, &child(key)),
                 (None, Some(Value::Bool(false))) if judge_unknown => {
                     self.problems.push(unknown(key, &child(key), &property_names(schema)));
                 }
-                (None, Some(schema @ Value::Object(_))) => self.value(schema, value, &child(key)),
                 _ => {}
             }
         }

@@ -41,16 +41,12 @@ pub(crate) fn parse_value(
 ) -> Result<(Value, Places), Vec<Mistake>> {
     let text = &origin.text[shift..];
     let mut reader = Reader { origin, shift, places: Places::new(), mistakes: Vec::new() };
-    let value = match DeValue::parse(text) {
-        Ok(value) => {
-            let parsed = reader.value(&value, path);
-            reader.note(path, key, value.span());
-            parsed
-        }
-        Err(_) => {
-            reader.note(path, key, 0..text.len());
-            Value::from(text)
-        }
+    let value = if let Ok(value) = DeValue::parse(text) {
+        reader.note(path, key, value.span());
+        reader.value(&value, path)
+    } else {
+        reader.note(path, key, 0..text.len());
+        Value::from(text)
     };
     if reader.mistakes.is_empty() { Ok((value, reader.places)) } else { Err(reader.mistakes) }
 }

@@ -16,16 +16,16 @@ pub(crate) fn parse<S: Stage>(
         return Err(problems);
     }
     let (parameters, settings) = schema::split(&description.settings, table);
-    match (read(parameters), read(settings)) {
+    match (read(&parameters), read(&settings)) {
         (Ok(parameters), Ok(settings)) => Ok((parameters, settings)),
         (parameters, settings) => Err(parameters.err().into_iter().chain(settings.err()).collect()),
     }
 }
 
-fn read<T: DeserializeOwned>(value: Value) -> Result<T, Problem> {
-    T::deserialize(&value).map_err(|error| {
+fn read<T: DeserializeOwned>(value: &Value) -> Result<T, Problem> {
+    T::deserialize(value).map_err(|error| {
         let problem = Problem::new(error.to_string());
-        match culprit::<T>(&value, &error.to_string()) {
+        match culprit::<T>(value, &error.to_string()) {
             Some(path) => problem.field(path),
             None => problem,
         }

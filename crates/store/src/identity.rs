@@ -91,7 +91,7 @@ impl Cache {
 
         // Asked by inode, so that a renamed folder is known at once.
         let question = json!({"dev": meta.dev(), "ino": meta.ino(), "globs": globs});
-        let written = FileStamp::of(&self.memo_path("files", &question)).map(|stamp| stamp.mtime).unwrap_or(i128::MIN);
+        let written = FileStamp::of(&self.memo_path("files", &question)).map_or(i128::MIN, |stamp| stamp.mtime);
         let known: Known = self.recall("files", &question).unwrap_or_default();
         let mut now = Known::new();
         let mut hashed = false;
@@ -164,7 +164,7 @@ fn walk(folder: &Path, prefix: &str, above: &mut BTreeSet<(u64, u64)>, files: &m
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::time::Duration;
 
     use super::*;
 
@@ -185,7 +185,7 @@ mod tests {
         let before = cache.identify(&data, &[]).unwrap();
         let moved = folder.path().join("elsewhere");
         fs_err::rename(&data, &moved).unwrap();
-        let later = SystemTime::now() + Duration::from_secs(60);
+        let later = fs_err::metadata(moved.join("a.png")).unwrap().modified().unwrap() + Duration::from_mins(1);
         fs_err::File::options().write(true).open(moved.join("a.png")).unwrap().file().set_modified(later).unwrap();
         assert_eq!(cache.identify(&moved, &[]).unwrap(), before);
     }

@@ -151,7 +151,7 @@ impl Cache {
         match fs_err::metadata(&object) {
             Ok(known) if (known.dev(), known.ino()) == (meta.dev(), meta.ino()) => {}
             Ok(known) if known.len() == meta.len() && Digest::of_file(&object)? == digest => {
-                replace_by_link(&object, path)
+                replace_by_link(&object, path);
             }
             // No such object, or a damaged one: the fresh file takes its place.
             _ => replace_by_link(path, &object),
