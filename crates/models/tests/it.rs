@@ -1,0 +1,166 @@
+//! Model folders: real sizes build, and every broken folder is answered by name.
+#![expect(clippy::unwrap_used, reason = "tests")]
+
+use std::path::{Path, PathBuf};
+
+use models::flux::{Config, Flux};
+use models::tokenizer::Tokenizer;
+use models::{FAMILIES, Family, ModelFolder, family_of, flux_pipeline::FluxPipeline};
+use nn::{BuildOptions, Builder, lora};
+use serde_json::{Value, json};
+use tch::{Device, Kind};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/fixtures").join(name)
+}
+
+/// A copy of `flux-tiny` without its goldens, to be broken.
+fn copy() -> tempfile::TempDir {
+    let scratch = tempfile::tempdir().unwrap();
+    for part in ["scheduler", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "transformer", "vae"] {
+        fs_err::create_dir(scratch.path().join(part)).unwrap();
+        for file in fs_err::read_dir(fixture("flux-tiny").join(part)).unwrap() {
+            let file = file.unwrap();
+            fs_err::copy(file.path(), scratch.path().join(part).join(file.file_name())).unwrap();
+        }
+    }
+    fs_err::copy(fixture("flux-tiny/model_index.json"), scratch.path().join("model_index.json")).unwrap();
+    scratch
+}
+
+fn edit(file: &Path, change: impl FnOnce(&mut Value)) {
+    let mut value = serde_json::from_slice(&fs_err::read(file).unwrap()).unwrap();
+    change(&mut value);
+    fs_err::write(file, value.to_string()).unwrap();
+}
+
+fn frozen() -> BuildOptions {
+    BuildOptions::frozen(Device::Cpu, Kind::Float)
+}
+
+#[test]
+fn flux_dev_has_the_released_number_of_parameters() {
+    let config = json!({
+        "attention_head_dim": 128, "guidance_embeds": true, "in_channels": 64, "joint_attention_dim": 4096, "num_attention_heads": 24,
+        "num_layers": 19, "num_single_layers": 38, "patch_size": 1, "pooled_projection_dim": 768,
+    });
+    let config: Config = serde_json::from_value(config).unwrap();
+    let adapter = lora::Spec::new(64, 64.0, FluxPipeline.lora_targets().iter().copied());
+    let builder = Builder::meta(BuildOptions { adapter: Some(adapter), ..frozen() });
+    Flux::new(config, &builder).unwrap();
+    let parameters = builder.finish().unwrap();
+    // Counted in diffusers on the meta device.
+    assert_eq!(parameters.weights.len(), 1160);
+    assert_eq!(parameters.weights.iter().map(|p| p.tensor.numel()).sum::<usize>(), 11_901_408_320);
+    assert_eq!(parameters.adapter.len(), 2 * (19 * 12 + 38 * 3));
+}
+
+#[test]
+fn every_family_lists_what_it_reads() {
+    for family in FAMILIES {
+        for parts in [family.vae_parts(), family.text_parts(), family.transformer_parts()] {
+            assert!(parts.contains(&"model_index.json"), "{}", family.name());
+            assert!(parts.iter().all(|part| family.generate_parts().contains(part)), "{}", family.name());
+        }
+    }
+}
+
+#[test]
+fn a_folder_without_its_parts_says_which() {
+    let missing = ModelFolder::open("no/such/folder").unwrap_err().to_string();
+    assert_eq!(missing, "there is no model folder at `no/such/folder`");
+
+    let scratch = copy();
+    let name = scratch.path().display();
+    let folder = ModelFolder::open(scratch.path()).unwrap();
+    fs_err::remove_file(scratch.path().join("vae/config.json")).unwrap();
+    let error = FluxPipeline.vae(&folder, frozen()).err().unwrap().to_string();
+    assert_eq!(error, format!("model folder `{name}` has no `vae/config.json`"));
+    fs_err::remove_dir_all(scratch.path().join("vae")).unwrap();
+    let error = FluxPipeline.vae(&folder, frozen()).err().unwrap().to_string();
+    assert_eq!(error, format!("model folder `{name}` has no `vae/`"));
+    fs_err::remove_file(scratch.path().join("tokenizer/merges.txt")).unwrap();
+    let error = FluxPipeline.text_encoders(&folder, frozen()).err().unwrap().to_string();
+    assert_eq!(error, format!("model folder `{name}` has no `tokenizer/merges.txt`"));
+    fs_err::remove_file(scratch.path().join("model_index.json")).unwrap();
+    let error = ModelFolder::open(scratch.path()).unwrap_err().to_string();
+    assert_eq!(error, format!("model folder `{name}` has no `model_index.json`"));
+}
+
+#[test]
+fn another_class_than_expected_is_named() {
+    let scratch = copy();
+    let index = scratch.path().join("model_index.json");
+    edit(&index, |index| index["vae"][1] = json!("AutoencoderKLWan"));
+    let folder = ModelFolder::open(scratch.path()).unwrap();
+    let error = FluxPipeline.vae(&folder, frozen()).err().unwrap().to_string();
+    assert!(
+        error.contains("component `vae`") && error.contains("`AutoencoderKLWan`, expected `AutoencoderKL`"),
+        "{error}"
+    );
+
+    edit(&index, |index| index["_class_name"] = json!("StableDiffusionPipeline"));
+    let error = family_of(&ModelFolder::open(scratch.path()).unwrap()).unwrap_err().to_string();
+    assert!(error.contains("`StableDiffusionPipeline`") && error.ends_with("supported: `FluxPipeline`"), "{error}");
+    edit(&index, |index| index["_class_name"] = Value::Null);
+    let error = ModelFolder::open(scratch.path()).unwrap_err().to_string();
+    assert!(error.contains("`_class_name`"), "{error}");
+}
+
+#[test]
+fn sizes_that_do_not_fit_together_are_refused() {
+    let scratch = copy();
+    let config = scratch.path().join("transformer/config.json");
+    let folder = ModelFolder::open(scratch.path()).unwrap();
+    let error = |change: fn(&mut Value)| {
+        let before = fs_err::read(&config).unwrap();
+        edit(&config, change);
+        let error = Config::read(&folder).unwrap_err().to_string();
+        fs_err::write(&config, before).unwrap();
+        error
+    };
+    let text = error(|c| c["axes_dims_rope"] = json!([2, 2, 2]));
+    assert!(text.contains("[2, 2, 2]") && text.contains("sum to `attention_head_dim`, 8"), "{text}");
+    let text = error(|c| c["num_layers"] = json!("two"));
+    assert!(text.contains("`transformer/config.json`") && text.contains("expected usize"), "{text}");
+    let text = error(|c| c["num_layers"] = Value::Null);
+    assert!(text.contains("`transformer/config.json`"), "{text}");
+    let text = error(|c| c["patch_size"] = json!(2));
+    assert!(text.contains("`patch_size` is 2"), "{text}");
+
+    edit(&scratch.path().join("text_encoder_2/config.json"), |c| c["feed_forward_proj"] = json!("relu"));
+    let text = FluxPipeline.text_encoders(&folder, frozen()).err().unwrap().to_string();
+    assert!(text.contains("`feed_forward_proj` is `relu`"), "{text}");
+    edit(&scratch.path().join("vae/config.json"), |c| c["down_block_types"][0] = json!("AttnDownEncoderBlock2D"));
+    let text = FluxPipeline.vae(&folder, frozen()).err().unwrap().to_string();
+    assert!(text.contains("DownEncoderBlock2D"), "{text}");
+}
+
+#[test]
+fn a_broken_sentencepiece_file_is_no_panic() {
+    let scratch = copy();
+    fs_err::remove_file(scratch.path().join("tokenizer_2/tokenizer.json")).unwrap();
+    let folder = ModelFolder::open(scratch.path()).unwrap();
+    let file = scratch.path().join("tokenizer_2/spiece.model");
+    let whole = fs_err::read(&file).unwrap();
+    Tokenizer::t5(&folder, "tokenizer_2").unwrap();
+    for length in [0, 1, 2, 7, whole.len() / 2, whole.len() - 1] {
+        fs_err::write(&file, &whole[..length]).unwrap();
+        let error = Tokenizer::t5(&folder, "tokenizer_2").unwrap_err().to_string();
+        assert!(error.contains("tokenizer_2"), "{error}");
+    }
+    // A length that runs past the end of memory.
+    fs_err::write(&file, [0x0a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]).unwrap();
+    assert!(Tokenizer::t5(&folder, "tokenizer_2").is_err());
+}
+
+#[test]
+fn more_tokens_than_the_encoder_takes_are_refused() {
+    let folder = ModelFolder::open(fixture("flux-tiny")).unwrap();
+    let encoders = FluxPipeline.text_encoders(&folder, frozen()).unwrap();
+    for asked in [0, 513] {
+        let error = encoders.encode(&["x".into()], asked).unwrap_err().to_string();
+        assert_eq!(error, format!("`max_sequence_length` is {asked}; `t5` takes 1 to 512"));
+    }
+    assert!(encoders.encode(&[], 16).unwrap().is_empty());
+}
