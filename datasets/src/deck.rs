@@ -14,6 +14,8 @@ use crate::{court, trump};
 /// Word that stands for the deck's style in every caption.
 const TRIGGER: &str = "trtcrd";
 
+const NUMBERS: [&str; 10] = ["ace", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
+
 /// Draws card `index` (0 to 77): its file name, picture and caption.
 pub(crate) fn card(index: usize, width: u32, height: u32) -> (String, RgbImage, String) {
     let mut canvas = Canvas::new(width, height, CREAM);
@@ -26,7 +28,6 @@ pub(crate) fn card(index: usize, width: u32, height: u32) -> (String, RgbImage, 
         let minor = index - trump::ALL.len();
         let (suit, rank) = (Suit::ALL[minor / 14], minor % 14);
         let panel = ground(&mut canvas, suit.sky().0);
-        const NUMBERS: [&str; 10] = ["ace", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
         let (rank_name, scene) = match NUMBERS.get(rank) {
             Some(name) => (*name, pips(&mut canvas, &panel, suit, rank + 1)),
             None => (court::NAMES[rank - 10], court::court(&mut canvas, &panel, suit, rank - 10)),

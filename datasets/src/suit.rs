@@ -196,6 +196,8 @@ fn places(n: usize) -> (Vec<V>, f32) {
     (places, size)
 }
 
+const WORDS: [&str; 10] = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
+
 /// Draws the card of `n` signs; the caption's scene.
 pub(crate) fn pips(canvas: &mut Canvas, panel: &Panel, suit: Suit, n: usize) -> String {
     let salt = suit as usize;
@@ -207,7 +209,6 @@ pub(crate) fn pips(canvas: &mut Canvas, panel: &Panel, suit: Suit, n: usize) -> 
     for (x, y) in places {
         suit.sign(canvas, (panel.middle.0 + x * panel.half.0, panel.middle.1 + y * panel.half.1), size * fit);
     }
-    const WORDS: [&str; 10] = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
     let plural = if n == 1 { "" } else { "s" };
     format!("{} {}{plural} under {above}, {}, {below} below", WORDS[n - 1], suit.one(), suit.sky().1)
 }

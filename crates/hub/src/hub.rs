@@ -39,12 +39,9 @@ impl Options {
     }
 
     fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self, Error> {
-        let home = get("HF_HOME").map(PathBuf::from).unwrap_or_else(|| {
-            let base = get("XDG_CACHE_HOME").map(PathBuf::from);
-            let base =
-                base.unwrap_or_else(|| PathBuf::from(get("HOME").unwrap_or_else(|| "/tmp".to_owned())).join(".cache"));
-            base.join("huggingface")
-        });
+        let in_user_home = || PathBuf::from(get("HOME").unwrap_or_else(|| "/tmp".to_owned())).join(".cache");
+        let general = || get("XDG_CACHE_HOME").map_or_else(in_user_home, PathBuf::from).join("huggingface");
+        let home = get("HF_HOME").map_or_else(general, PathBuf::from);
         let cache = get("HF_HUB_CACHE").or_else(|| get("HUGGINGFACE_HUB_CACHE")).map(PathBuf::from);
         let flag = |name: &str| {
             get(name).is_some_and(|v| matches!(v.to_ascii_uppercase().as_str(), "1" | "ON" | "YES" | "TRUE"))
@@ -57,7 +54,7 @@ impl Options {
             get("HF_TOKEN_PATH").map(PathBuf::from).and_then(from_file).or_else(|| from_file(home.join("token")))
         });
         let silence = match get("HF_HUB_DOWNLOAD_TIMEOUT") {
-            None => Duration::from_secs(60),
+            None => Duration::from_mins(1),
             Some(text) => text.trim().parse().map(Duration::from_secs).map_err(|_| Error::Settings {
                 message: format!("HF_HUB_DOWNLOAD_TIMEOUT is `{text}`, which is not a number of seconds"),
             })?,

@@ -83,7 +83,7 @@ pub(crate) fn refused(status: u16, headers: &HeaderMap, repo: &Repo, commit: &Co
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let wait = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse().ok());
     let answer = Status {
-        status,
+        number: status,
         code: text("x-error-code"),
         message: text("x-error-message"),
         wait: wait.map(Duration::from_secs),

@@ -7,7 +7,7 @@ use hf_hub::HFError;
 use crate::{Error, Repo};
 
 /// Longest wait a server may ask for.
-const LONGEST_WAIT: Duration = Duration::from_secs(300);
+const LONGEST_WAIT: Duration = Duration::from_mins(5);
 
 /// One failed try.
 pub(crate) enum Failure {
@@ -49,13 +49,14 @@ pub(crate) fn classify(error: &HFError, repo: &Repo, revision: &str, path: Optio
     };
     let code = context.error_code.as_deref().unwrap_or_default();
     let message = context.server_message.as_deref().unwrap_or_default();
-    by_status(Status { status: context.status.as_u16(), code, message, wait: None }, repo, revision, path)
+    by_status(Status { number: context.status.as_u16(), code, message, wait: None }, repo, revision, path)
 }
 
 /// What a failing answer says.
+#[derive(Clone, Copy)]
 pub(crate) struct Status<'a> {
     /// HTTP status.
-    pub(crate) status: u16,
+    pub(crate) number: u16,
     /// `X-Error-Code`, or empty.
     pub(crate) code: &'a str,
     /// `X-Error-Message`, or empty.
@@ -66,7 +67,7 @@ pub(crate) struct Status<'a> {
 
 /// Sorts a failing answer.
 pub(crate) fn by_status(answer: Status<'_>, repo: &Repo, revision: &str, path: Option<&str>) -> Failure {
-    let Status { status, code, message, wait } = answer;
+    let Status { number: status, code, message, wait } = answer;
     let repo = repo.to_string();
     match (status, code) {
         (429, _) => Failure::Passing { detail: "too many requests (429)".to_owned(), wait },

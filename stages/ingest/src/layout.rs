@@ -77,7 +77,7 @@ pub(crate) fn extension(path: &str) -> String {
 /// The Parquet files of a split and configuration: names are taken apart at `/`, `-`, `_` and `.`, as the Hub does.
 /// Without a split, `train` if any file has it in its name, else all. `Err` lists the words there are.
 pub(crate) fn in_split(
-    files: Vec<String>,
+    files: &[String],
     config: Option<&str>,
     split: Option<&str>,
 ) -> Result<Vec<String>, Vec<String>> {
@@ -91,7 +91,7 @@ pub(crate) fn in_split(
         known.retain(|word| word.parse::<u64>().is_err() && !matches!(word.as_str(), "of" | "parquet" | "data" | ""));
         known
     };
-    let mut chosen = files.clone();
+    let mut chosen = files.to_vec();
     if let Some(config) = config {
         chosen.retain(|file| has(file, config));
     }
@@ -140,12 +140,12 @@ mod tests {
                 "small/train/0.parquet".to_owned(),
             ]
         };
-        let pick = |config, split| in_split(files(), config, split);
+        let pick = |config, split| in_split(&files(), config, split);
         assert_eq!(pick(None, None).unwrap().len(), 2);
         assert_eq!(pick(None, Some("all")).unwrap().len(), 3);
         assert_eq!(pick(Some("small"), None).unwrap(), ["small/train/0.parquet"]);
         assert_eq!(pick(None, Some("test")).unwrap(), ["big/test/0.parquet"]);
         assert_eq!(pick(None, Some("tes")).unwrap_err(), ["big", "small", "test", "train"]);
-        assert_eq!(in_split(vec!["x.parquet".into()], None, None).unwrap().len(), 1);
+        assert_eq!(in_split(&["x.parquet".to_owned()], None, None).unwrap().len(), 1);
     }
 }

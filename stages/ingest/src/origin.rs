@@ -17,7 +17,7 @@ pub(crate) enum Origin {
     /// One local file.
     File(PathBuf),
     /// A repository at a commit, and all its files.
-    Hub { hub: Hub, repo: Repo, commit: Commit, files: BTreeSet<String> },
+    Hub { hub: Box<Hub>, repo: Repo, commit: Commit, files: BTreeSet<String> },
 }
 
 /// What the data set consists of.
@@ -50,7 +50,7 @@ impl Origin {
         let (hub, repo, commit) = open().map_err(unreachable_hub)?;
         let files = hub.files(&repo, &commit).map_err(unreachable_hub)?;
         let files = files.into_iter().map(|file| file.path).collect();
-        Ok(Self::Hub { hub, repo, commit, files })
+        Ok(Self::Hub { hub: Box::new(hub), repo, commit, files })
     }
 
     pub(crate) fn list(&self) -> Result<Listing, Failure> {

@@ -121,23 +121,23 @@ fn is_picture(kind: &DataType) -> bool {
     }
 }
 
+/// The one column whose type says that it holds pictures.
+fn only_picture(schema: &Schema) -> Result<Column, Problem> {
+    let pictures: Vec<_> = schema.fields().iter().filter(|field| is_picture(field.data_type())).collect();
+    if let [only] = pictures.as_slice() {
+        return Ok(Column { name: only.name().clone(), guessed: true });
+    }
+    let names = listed(schema.fields().iter().map(|field| field.name().as_str()));
+    Err(Problem::new("no column is known to hold the pictures")
+        .help(format!("name it with `image_column`; the columns are {names}"))
+        .field("dataset"))
+}
+
 fn choose_columns(schema: &Schema, parameters: &Parameters) -> Result<Columns, Problem> {
     let names = schema.fields().iter().map(|field| field.name().as_str());
     let kind = |column: &Column| schema.field_with_name(&column.name).map(|field| field.data_type().clone());
-    let image = match choose("image_column", parameters.image_column.as_deref(), IMAGE_NAMES, names.clone())? {
-        Some(column) => column,
-        None => {
-            let pictures: Vec<_> = schema.fields().iter().filter(|field| is_picture(field.data_type())).collect();
-            match pictures.as_slice() {
-                [only] => Column { name: only.name().clone(), guessed: true },
-                _ => {
-                    return Err(Problem::new("no column is known to hold the pictures")
-                        .help(format!("name it with `image_column`; the columns are {}", listed(names)))
-                        .field("dataset"));
-                }
-            }
-        }
-    };
+    let named = choose("image_column", parameters.image_column.as_deref(), IMAGE_NAMES, names.clone())?;
+    let image = named.map_or_else(|| only_picture(schema), Ok)?;
     if !kind(&image).is_ok_and(|kind| is_picture(&kind) || is_text(&kind)) {
         let found = kind(&image).map_or("nothing".to_owned(), |kind| kind.to_string());
         return Err(Problem::new(format!("the column `{}` holds {found}, not pictures", image.name))

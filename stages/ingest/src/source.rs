@@ -59,7 +59,7 @@ impl Source {
                 }
                 let all = files.len();
                 let (config, split) = (parameters.config.as_deref(), parameters.split.as_deref());
-                let files = in_split(files, config, split).map_err(|words| no_such_split(parameters, &words))?;
+                let files = in_split(&files, config, split).map_err(|words| no_such_split(parameters, &words))?;
                 if files.len() < all && split.is_none() {
                     notes.push(format!("the split `train` is taken: {} of {all} Parquet files", files.len()));
                 }
