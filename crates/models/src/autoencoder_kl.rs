@@ -4,7 +4,7 @@
 
 use nn::{Builder, Conv2d, Conv2dOptions, GroupNorm, Linear, attention};
 use serde::Deserialize;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::family::{Normalisation, Posterior, Vae};
@@ -62,6 +62,14 @@ const EPS: f64 = 1e-6;
 /// A convolution of `[kernel, stride, padding]`.
 fn conv(b: &Builder, from: i64, to: i64, [kernel, stride, padding]: [i64; 3]) -> Result<Conv2d> {
     Ok(b.conv2d(from, to, kernel, Conv2dOptions { stride, padding, bias: true })?)
+}
+
+/// On the CPU, channels innermost in memory: oneDNN's convolutions then need no reordering (a sixth to a third faster encoding).
+fn laid_out(x: &Tensor) -> nn::Result<Tensor> {
+    Ok(match x.device() {
+        Device::Cpu => x.f_permute([0, 2, 3, 1])?.f_contiguous()?.f_permute([0, 3, 1, 2])?,
+        _ => x.shallow_clone(),
+    })
 }
 
 /// Norm, SiLU, convolution.
@@ -339,12 +347,12 @@ impl Vae for AutoencoderKl {
             return Err(Error::Shape { what: "the picture", shape, expected });
         }
         tch::no_grad(|| {
-            let mut x = self.encoder.forward(&pixels.f_to_kind(self.kind)?)?;
+            let mut x = self.encoder.forward(&laid_out(&pixels.f_to_kind(self.kind)?)?)?;
             if let Some(conv) = &self.quant_conv {
                 x = conv.forward(&x)?;
             }
-            let [mean, logvar] =
-                <[Tensor; 2]>::try_from(x.f_to_kind(Kind::Float)?.f_chunk(2, 1)?).expect("an even number of channels");
+            let [mean, logvar] = <[Tensor; 2]>::try_from(x.f_to_kind(Kind::Float)?.f_contiguous()?.f_chunk(2, 1)?)
+                .expect("an even number of channels");
             Ok(Posterior { mean, logvar: logvar.f_clamp(-30.0, 20.0)? })
         })
     }
@@ -358,11 +366,11 @@ impl Vae for AutoencoderKl {
         let Normalisation { scale, shift } = self.normalisation();
         tch::no_grad(|| {
             let z = latents.f_to_kind(Kind::Float)?.f_div_scalar(scale)?.f_add_scalar(shift)?;
-            let mut z = z.f_to_kind(self.kind)?;
+            let mut z = laid_out(&z.f_to_kind(self.kind)?)?;
             if let Some(conv) = &self.post_quant_conv {
                 z = conv.forward(&z)?;
             }
-            Ok(self.decoder.forward(&z)?.f_to_kind(Kind::Float)?)
+            Ok(self.decoder.forward(&z)?.f_to_kind(Kind::Float)?.f_contiguous()?)
         })
     }
 
