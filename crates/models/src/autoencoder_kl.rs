@@ -102,6 +102,13 @@ impl Config {
     }
 }
 
+/// Pixels across and down for each latent, from `vae/config.json`.
+pub(crate) fn pixels_per_latent(folder: &ModelFolder) -> Result<u32> {
+    let config: Config = folder.config("vae")?;
+    config.check().map_err(|reason| folder.config_error("vae/config.json", &reason))?;
+    Ok(config.scale_factor() as u32)
+}
+
 #[derive(Debug)]
 struct Resnet {
     norm1: GroupNorm,

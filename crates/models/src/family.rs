@@ -26,10 +26,14 @@ pub trait Family: Sync + std::fmt::Debug {
     fn pipeline_class(&self) -> &'static str;
     /// Width and height of every bucket are multiples of this many pixels.
     fn pixel_quantum(&self, folder: &ModelFolder) -> u32;
+    /// Width and height of any picture must be multiples of this many pixels.
+    fn pixel_unit(&self, folder: &ModelFolder) -> Result<u32>;
     /// Globs of the files the VAE is made from.
     fn vae_parts(&self) -> &'static [&'static str];
     /// Globs of the files text encoders and tokenizers are made from.
     fn text_parts(&self) -> &'static [&'static str];
+    /// Text encoder, by the name its rows are cached under → globs of the files that decide what it makes of a text.
+    fn text_encoder_parts(&self) -> &'static [(&'static str, &'static [&'static str])];
     /// Globs of the files a denoiser and its noise schedule are made from.
     fn transformer_parts(&self) -> &'static [&'static str];
     /// Globs of the files a whole pipeline is made from.
@@ -50,6 +54,8 @@ pub trait Family: Sync + std::fmt::Debug {
     fn takes_guidance(&self, folder: &ModelFolder) -> Result<bool>;
     /// Size of the text encoders' `max_sequence_length` when the user names none.
     fn default_max_tokens(&self) -> usize;
+    /// Largest `max_sequence_length`.
+    fn max_tokens(&self) -> usize;
     /// Tokens the denoiser makes of a picture's latent, which dynamic shift of the schedule depends on.
     fn image_tokens(&self, latent_size: &[i64]) -> i64;
 }
@@ -68,12 +74,23 @@ pub struct Encoded {
 /// One text: encoder → what it made.
 pub type Text = BTreeMap<String, Encoded>;
 
+/// How long a text is for one encoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Length {
+    /// Tokens of the whole text, with the special ones.
+    pub tokens: usize,
+    /// Tokens that are read; the rest is cut off.
+    pub limit: usize,
+}
+
 /// The text encoders of a pipeline.
 pub trait TextEncoders {
     /// Names under which rows are cached.
     fn names(&self) -> Vec<&'static str>;
     /// Texts to embeddings, one batch; `max_tokens` is the pipeline's `max_sequence_length`.
     fn encode(&self, prompts: &[String], max_tokens: usize) -> Result<Vec<Text>>;
+    /// Encoder → how long a text is for it.
+    fn lengths(&self, prompt: &str, max_tokens: usize) -> Result<BTreeMap<&'static str, Length>>;
 }
 
 /// How latents are scaled for the denoiser: `(z - shift) * scale`.

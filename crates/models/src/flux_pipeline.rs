@@ -2,13 +2,15 @@
 //!
 //! CLIP gives a pooled vector, T5 a sequence; no mask anywhere, so padding up to `max_sequence_length` is part of the text.
 
+use std::collections::BTreeMap;
+
 use nn::{BuildOptions, Builder, Conditions, Weights};
 use tch::{Device, Kind, Tensor};
 
-use crate::autoencoder_kl::AutoencoderKl;
+use crate::autoencoder_kl::{self, AutoencoderKl};
 use crate::clip::ClipText;
 use crate::error::{Error, Result};
-use crate::family::{DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Text, TextEncoders};
+use crate::family::{DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Text, TextEncoders};
 use crate::flux::{Config, Flux};
 use crate::folder::ModelFolder;
 use crate::t5::T5Encoder;
@@ -31,12 +33,21 @@ impl Family for FluxPipeline {
         64
     }
 
+    fn pixel_unit(&self, folder: &ModelFolder) -> Result<u32> {
+        // A token is 2 x 2 latents.
+        Ok(2 * autoencoder_kl::pixels_per_latent(folder)?)
+    }
+
     fn vae_parts(&self) -> &'static [&'static str] {
         &["model_index.json", "vae/**"]
     }
 
     fn text_parts(&self) -> &'static [&'static str] {
         &["model_index.json", "text_encoder/**", "text_encoder_2/**", "tokenizer/**", "tokenizer_2/**"]
+    }
+
+    fn text_encoder_parts(&self) -> &'static [(&'static str, &'static [&'static str])] {
+        &[("clip", &["text_encoder/**", "tokenizer/**"]), ("t5", &["text_encoder_2/**", "tokenizer_2/**"])]
     }
 
     fn transformer_parts(&self) -> &'static [&'static str] {
@@ -126,6 +137,10 @@ impl Family for FluxPipeline {
         Ok(Config::read(folder)?.guidance_embeds)
     }
 
+    fn max_tokens(&self) -> usize {
+        MAX_TOKENS
+    }
+
     fn default_max_tokens(&self) -> usize {
         512
     }
@@ -147,6 +162,10 @@ struct FluxText {
 }
 
 impl FluxText {
+    fn clip_tokens(&self) -> usize {
+        self.clip_tokenizer.max_length.unwrap_or(self.clip.max_positions).min(self.clip.max_positions)
+    }
+
     fn ids(&self, tokenizer: &Tokenizer, prompts: &[String], length: usize) -> Result<Tensor> {
         let mut ids = Vec::with_capacity(prompts.len() * length);
         for prompt in prompts {
@@ -168,8 +187,7 @@ impl TextEncoders for FluxText {
         if !(1..=MAX_TOKENS).contains(&max_tokens) {
             return Err(Error::MaxTokens { encoder: "t5", asked: max_tokens, limit: MAX_TOKENS });
         }
-        let clip_tokens =
-            self.clip_tokenizer.max_length.unwrap_or(self.clip.max_positions).min(self.clip.max_positions);
+        let clip_tokens = self.clip_tokens();
         let clip_ids = self.ids(&self.clip_tokenizer, prompts, clip_tokens)?;
         let t5_ids = self.ids(&self.t5_tokenizer, prompts, max_tokens)?;
         let (pooled, embeddings) =
@@ -180,5 +198,11 @@ impl TextEncoders for FluxText {
             Text::from([("clip".to_owned(), clip), ("t5".to_owned(), t5)])
         };
         Ok((0..prompts.len() as i64).map(row).collect())
+    }
+
+    fn lengths(&self, prompt: &str, max_tokens: usize) -> Result<BTreeMap<&'static str, Length>> {
+        let clip = Length { tokens: self.clip_tokenizer.ids(prompt)?.len(), limit: self.clip_tokens() };
+        let t5 = Length { tokens: self.t5_tokenizer.ids(prompt)?.len(), limit: max_tokens };
+        Ok([("clip", clip), ("t5", t5)].into())
     }
 }

@@ -13,7 +13,7 @@ pub mod tokenizer;
 
 pub use error::{Error, Result};
 pub use family::{
-    DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Normalisation, Posterior, Text, TextEncoders, Vae,
+    DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Normalisation, Posterior, Text, TextEncoders, Vae,
 };
 pub use folder::ModelFolder;
 

@@ -1,1 +1,154 @@
-//! samples to latents and text embeddings.
+//! The stage `encode`: samples to VAE latents and text embeddings, each distinct caption once.
+//!
+//! Two passes over `samples`: the first, without the media, counts buckets and collects captions; the second decodes and
+//! crops on CPU threads while the device encodes. Knows nothing of training.
+
+mod captions;
+mod check;
+mod identity;
+mod latents;
+mod parameters;
+mod pictures;
+mod plan;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use models::ModelFolder;
+use nn::BuildOptions;
+use serde_json::json;
+use spec::Problem;
+use stage::{About, Checked, Exit, Failure, Ledger, Outcome, SourceKind, Stage, Work};
+use tables::TableReader;
+use tch::{Device, Kind};
+
+pub use parameters::{Dtype, Parameters, Posterior, Settings, Upscale};
+use plan::{Grid, Plan};
+
+/// The step version: bumped when equal inputs and parameters would give another result.
+pub(crate) const VERSION: u32 = 1;
+
+/// What is told to someone who interrupts.
+pub(crate) const KEPT: &str = "nothing of this stage is kept; run the same command again to encode";
+
+/// The stage.
+#[derive(Debug, Clone, Copy)]
+pub struct Encode;
+
+impl Stage for Encode {
+    type Parameters = Parameters;
+    type Settings = Settings;
+
+    fn describe() -> About {
+        About {
+            stage: "encode",
+            version: VERSION,
+            about: "Encodes pictures with the model's VAE and captions with its text encoders.",
+            inputs: &[("samples", "samples")],
+            output: "encoded",
+            tables: &[
+                ("latents", "latents/**/*.parquet"),
+                ("captions", "captions/*.parquet"),
+                ("rejects", "rejects.parquet"),
+            ],
+            resumable: false,
+            devices: &["cpu", "cuda"],
+        }
+    }
+
+    fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path) -> Checked {
+        check::check(parameters, settings, base_dir)
+    }
+
+    fn run(work: &Work<Self>) -> Result<Outcome, Failure> {
+        let request = &work.request;
+        let device =
+            torch::device::resolve(&request.device).map_err(|e| Failure::from_diagnostic(e).exit(Exit::Input))?;
+        torch::device::set_threads(request.threads);
+        let folder = model_folder(work)?;
+        let family = models::family_of(&folder).map_err(unusable)?;
+        let input = request.inputs.get("samples").ok_or_else(|| Problem::new("no `samples` artifact was given"))?;
+        let samples = TableReader::open(&input.join("samples")).map_err(unusable)?;
+
+        let plan = Plan::new(&work.parameters, Grid::of(family, &folder).map_err(unusable)?, &samples)?;
+        plan.report(&work.events);
+        let options =
+            || BuildOptions { device, storage: Kind::from(work.parameters.dtype), trainable: false, adapter: None };
+        let texts = {
+            let identities = identity::text_encoders(family, &folder)?;
+            let encoders = family.text_encoders(&folder, options()).map_err(unusable)?;
+            captions::encode(
+                work,
+                &plan.captions,
+                encoders.as_ref(),
+                &identities,
+                batch_size(device, work.settings.text_batch_size, 32),
+            )?
+        };
+        let made = {
+            let identity = identity::vae(family, &folder)?;
+            let vae = family.vae(&folder, options()).map_err(unusable)?;
+            latents::encode(
+                work,
+                &samples,
+                &plan,
+                vae.as_ref(),
+                &identity,
+                batch_size(device, work.settings.batch_size, 8),
+                device,
+            )?
+        };
+
+        let ledger = Ledger { taken: plan.rows, out: made.encoded, rejected: made.rejected, held: 0 };
+        if ledger.out == 0 {
+            let reason = made.first_reject.unwrap_or_else(|| "the data set is empty".to_owned());
+            let problem = Problem::new(format!("none of {} samples could be encoded: {reason}", plan.rows));
+            return Err(Failure::new(
+                Exit::Input,
+                problem.help("look at the table `rejects` of `ingest`, or at the pictures"),
+            ));
+        }
+        let buckets = made.buckets.len();
+        Ok(Outcome {
+            summary: format!(
+                "{} pictures in {buckets} bucket{}, {} distinct captions{}",
+                made.encoded,
+                if buckets == 1 { "" } else { "s" },
+                texts.captions,
+                if made.rejected > 0 { format!(", {} rejected", made.rejected) } else { String::new() },
+            ),
+            ledger,
+            info: json!({ "buckets": made.buckets, "captions": texts.captions, "truncated": texts.truncated }),
+        })
+    }
+}
+
+/// The model's folder on this machine, fetched if it is on the Hub.
+fn model_folder(work: &Work<Encode>) -> Result<ModelFolder, Failure> {
+    let source = work.request.sources.get("model").ok_or_else(|| Problem::new("no `model` source was given"))?;
+    let path = match source.kind {
+        SourceKind::Path => PathBuf::from(&source.location),
+        SourceKind::HubModel | SourceKind::HubDataset => {
+            let commit = source.commit.as_deref().ok_or_else(|| Problem::new("the model's commit was not resolved"))?;
+            let progress = |done, total| {
+                work.events.progress("fetching the model", done, Some(total), "bytes", None);
+                if work.events.interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            hub::Repo::model(&source.location)
+                .and_then(|repo| hub::local_folder(&repo, commit, &source.parts, &progress))
+                .map_err(|error| Failure::from_diagnostic(error).exit(Exit::Hub))?
+        }
+    };
+    ModelFolder::open(path).map_err(unusable)
+}
+
+/// Items at once. A CPU takes one at a time, so that results do not depend on which others are in the batch.
+fn batch_size(device: Device, asked: Option<usize>, default: usize) -> usize {
+    if device.is_cuda() { asked.unwrap_or(default).max(1) } else { 1 }
+}
+
+/// A model or a table that cannot be used.
+fn unusable(error: impl miette::Diagnostic + 'static) -> Failure {
+    let failure = Failure::from_diagnostic(error);
+    if failure.exit == Exit::Failed { failure.exit(Exit::Input) } else { failure }
+}

@@ -1,1 +1,4 @@
-fn main() {}
+//! The program `pipeline-encode`.
+fn main() -> std::process::ExitCode {
+    stage::entry::<encode::Encode>()
+}

@@ -3,17 +3,15 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use spec::bucket::NotABucket;
 use spec::{Bucket, Problem};
 
 /// What changes the result.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Parameters {
-    /// A diffusers folder or a Hub id, whose VAE and text encoders are used.
+    /// A diffusers folder or a Hub id (`OWNER/NAME`, `OWNER/NAME@REVISION`), whose VAE and text encoders are used.
     pub model: String,
-    /// Revision of a model on the Hub.
-    #[serde(default)]
-    pub revision: Option<String>,
     /// Pixels a bucket may have at most: buckets of many aspect ratios are laid out under it. 262144 when `buckets` is absent, too.
     #[serde(default)]
     pub max_pixels: Option<u64>,
@@ -32,6 +30,9 @@ pub struct Parameters {
     /// Number format in which VAE and text encoders compute.
     #[serde(default)]
     pub dtype: Dtype,
+    /// Colour under the transparent parts of a picture, as `#rrggbb`; white when absent.
+    #[serde(default)]
+    pub background: Colour,
     /// Which point of the VAE's posterior is stored.
     #[serde(default)]
     pub posterior: Posterior,
@@ -44,9 +45,10 @@ pub struct Parameters {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Pictures that go through the VAE at once: 1 on a CPU and 8 on CUDA when absent.
+    /// Pictures that go through the VAE at once on a GPU, 8 when absent. A CPU takes one at a time: more are no faster there,
+    /// and its kernels round differently in another batch.
     pub batch_size: Option<usize>,
-    /// Captions that go through the text encoders at once: 4 on a CPU and 32 on CUDA when absent.
+    /// Captions that go through the text encoders at once on a GPU, 32 when absent; one at a time on a CPU.
     pub text_batch_size: Option<usize>,
 }
 
@@ -93,20 +95,50 @@ pub enum Posterior {
 }
 
 /// Pixels per bucket when the recipe names neither budget nor buckets.
-pub const DEFAULT_MAX_PIXELS: u64 = 512 * 512;
+pub(crate) const DEFAULT_MAX_PIXELS: u64 = 512 * 512;
 
 fn default_max_sequence_length() -> u32 {
     512
 }
 
+/// A colour, written `#rrggbb`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(try_from = "String", into = "String")]
+#[schemars(with = "String")]
+pub struct Colour(pub [u8; 3]);
+
+impl Default for Colour {
+    fn default() -> Self {
+        Self([255; 3])
+    }
+}
+
+impl TryFrom<String> for Colour {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        let digits = text.strip_prefix('#').filter(|d| d.len() == 6 && d.bytes().all(|b| b.is_ascii_hexdigit()));
+        match digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()) {
+            Some(value) => Ok(Self([(value >> 16) as u8, (value >> 8) as u8, value as u8])),
+            None => Err(format!("`{text}` is not a colour; write `#rrggbb`, such as `#ffffff`")),
+        }
+    }
+}
+
+impl From<Colour> for String {
+    fn from(Colour([r, g, b]): Colour) -> Self {
+        format!("#{r:02x}{g:02x}{b:02x}")
+    }
+}
+
 impl Parameters {
     /// The pixel budget, unless buckets are explicit.
-    pub fn budget(&self) -> Option<u64> {
+    pub(crate) fn budget(&self) -> Option<u64> {
         self.buckets.is_empty().then(|| self.max_pixels.unwrap_or(DEFAULT_MAX_PIXELS))
     }
 
     /// The semantic parameters with defaults filled in, without the model's location, and without what has no effect.
-    pub fn key(&self) -> Value {
+    pub(crate) fn key(&self) -> Value {
         json!({
             "pictures": self.picture_key(),
             "captions": self.caption_key(),
@@ -114,52 +146,49 @@ impl Parameters {
             "max_pixels": self.budget(),
             "quantum": self.quantum,
             "upscale": self.upscale,
+            "background": self.background,
         })
     }
 
     /// What decides a latent, apart from its picture, its bucket and the VAE.
-    pub fn picture_key(&self) -> Value {
+    pub(crate) fn picture_key(&self) -> Value {
         let seed = (self.posterior == Posterior::Sample).then_some(self.seed);
         json!({ "dtype": self.dtype, "posterior": self.posterior, "seed": seed })
     }
 
     /// What decides an embedding, apart from its caption and the text encoders.
-    pub fn caption_key(&self) -> Value {
+    pub(crate) fn caption_key(&self) -> Value {
         json!({ "dtype": self.dtype, "max_sequence_length": self.max_sequence_length })
     }
 
-    /// The explicit buckets, sorted, without repeats; sides must be multiples of `quantum` where it is known.
-    pub fn explicit_buckets(&self, quantum: Option<u32>) -> Result<Vec<Bucket>, Vec<Problem>> {
-        let mut buckets = Vec::new();
-        let mut problems = Vec::new();
-        for written in &self.buckets {
-            match parse_bucket(written, quantum) {
-                Ok(bucket) => buckets.push(bucket),
-                Err(problem) => problems.push(problem.field("buckets")),
-            }
-        }
+    /// The explicit buckets, sorted, without repeats; sides must be multiples of `quantum`.
+    pub(crate) fn explicit_buckets(&self, quantum: u32) -> Result<Vec<Bucket>, Vec<Problem>> {
+        let parsed = self.buckets.iter().map(|written| parse_bucket(written, quantum));
+        let (good, bad): (Vec<_>, Vec<_>) = parsed.partition(Result::is_ok);
+        let problems: Vec<_> = bad.into_iter().filter_map(Result::err).collect();
+        let mut buckets: Vec<_> = good.into_iter().flatten().collect();
         buckets.sort_unstable();
         buckets.dedup();
         if problems.is_empty() { Ok(buckets) } else { Err(problems) }
     }
 }
 
-fn parse_bucket(written: &str, quantum: Option<u32>) -> Result<Bucket, Problem> {
-    let (width, height) = written
-        .split_once('x')
-        .and_then(|(width, height)| Some((width.parse::<u32>().ok()?, height.parse::<u32>().ok()?)))
-        .filter(|(width, height)| *width > 0 && *height > 0)
-        .ok_or_else(|| {
-            Problem::new(format!("`{written}` is not a bucket")).help("write WIDTHxHEIGHT in pixels, such as `384x640`")
-        })?;
-    match quantum {
-        Some(q) if width % q != 0 || height % q != 0 => {
-            let near = |side: u32| (side + q / 2) / q * q;
-            Err(Problem::new(format!("the sides of bucket `{written}` are not multiples of {q}"))
-                .help(format!("the nearest is `{}x{}`", near(width).max(q), near(height).max(q))))
-        }
-        _ => Ok(Bucket { width, height, frames: 1 }),
+fn parse_bucket(written: &str, quantum: u32) -> Result<Bucket, Problem> {
+    let bucket: Bucket =
+        written.parse().map_err(|error: NotABucket| Problem::new(error.to_string()).field("buckets"))?;
+    if bucket.frames != 1 {
+        let problem =
+            Problem::new(format!("bucket `{written}` has {} frames; this model takes pictures", bucket.frames));
+        return Err(problem.help(format!("write `{}x{}`", bucket.width, bucket.height)).field("buckets"));
     }
+    if bucket.width % quantum != 0 || bucket.height % quantum != 0 {
+        let near = |side: u32| (side.saturating_add(quantum / 2) / quantum * quantum).max(quantum);
+        let problem = Problem::new(format!("the sides of bucket `{written}` are not multiples of {quantum}"));
+        return Err(problem
+            .help(format!("the nearest is `{}x{}`", near(bucket.width), near(bucket.height)))
+            .field("buckets"));
+    }
+    Ok(bucket)
 }
 
 #[cfg(test)]
@@ -176,7 +205,7 @@ mod tests {
         let base = key(r#"{"model": "a/b"}"#);
         for same in [
             r#"{"model": "/elsewhere"}"#,
-            r#"{"model": "a/b", "revision": "v1"}"#,
+            r#"{"model": "a/b@v1"}"#,
             r#"{"model": "a/b", "max_pixels": 262144, "seed": 3, "posterior": "mean"}"#,
         ] {
             assert_eq!(key(same), base, "{same}");
@@ -189,6 +218,7 @@ mod tests {
             r#"{"model": "a/b", "max_sequence_length": 256}"#,
             r#"{"model": "a/b", "dtype": "bfloat16"}"#,
             r#"{"model": "a/b", "posterior": "sample"}"#,
+            r##"{"model": "a/b", "background": "#000000"}"##,
         ] {
             assert_ne!(key(other), base, "{other}");
         }
@@ -201,7 +231,7 @@ mod tests {
     #[test]
     fn bad_buckets_are_all_reported_with_the_nearest_good_one() {
         let parameters = parameters(r#"{"model": "a/b", "buckets": ["384x640", "400x600", "384", "0x64", "384x640"]}"#);
-        let problems = parameters.explicit_buckets(Some(64)).unwrap_err();
+        let problems = parameters.explicit_buckets(64).unwrap_err();
         assert_eq!(problems.len(), 3);
         assert!(problems[0].help.as_ref().unwrap().contains("384x576"), "{:?}", problems[0]);
         assert!(problems.iter().all(|problem| problem.field.as_deref() == Some("buckets")));

@@ -1,1 +1,4 @@
-fn main() {}
+//! The program `pipeline-generate`.
+fn main() -> std::process::ExitCode {
+    stage::entry::<generate::Generate>()
+}

@@ -9,11 +9,8 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Parameters {
-    /// Base model: a diffusers folder or a Hub id. A full fine-tune brings its own weights; a LoRA is applied on this.
+    /// Base model: a diffusers folder or a Hub id (`OWNER/NAME`, `OWNER/NAME@REVISION`). A full fine-tune brings its own weights; a LoRA is applied on this.
     pub model: String,
-    /// Revision of a model on the Hub.
-    #[serde(default)]
-    pub revision: Option<String>,
     /// Checkpoint inside the `train` artifact, such as `epoch_66_step_199`; the newest when absent.
     #[serde(default)]
     pub checkpoint: Option<String>,

@@ -4,30 +4,30 @@ use crate::parameters::Parameters;
 use crate::prompts::Prompt;
 
 /// Scale of true classifier-free guidance when a negative prompt comes without one.
-pub const DEFAULT_TRUE_CFG: f64 = 4.0;
+pub(crate) const DEFAULT_TRUE_CFG: f64 = 4.0;
 
 /// One picture.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Shot {
+pub(crate) struct Shot {
     /// Position in the run, from 0: the number in the file name.
-    pub index: usize,
+    pub(crate) index: usize,
     /// What to draw.
-    pub prompt: String,
+    pub(crate) prompt: String,
     /// What to steer away from, and how strongly.
-    pub negative: Option<(String, f64)>,
+    pub(crate) negative: Option<(String, f64)>,
     /// Seed of the initial noise.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 impl Shot {
     /// `000_first_words_of_the_prompt.png`; with `_base` for the untrained model.
-    pub fn file_name(&self, base: bool) -> String {
+    pub(crate) fn file_name(&self, base: bool) -> String {
         format!("{:03}{}{}.png", self.index, slug(&self.prompt), if base { "_base" } else { "" })
     }
 }
 
 /// All pictures, in order: every prompt starts at its own seed or the recipe's, and its copies count up from there.
-pub fn shots(parameters: &Parameters, prompts: &[Prompt]) -> Vec<Shot> {
+pub(crate) fn shots(parameters: &Parameters, prompts: &[Prompt]) -> Vec<Shot> {
     let copies = u64::from(parameters.images_per_prompt);
     let one = |prompt: &Prompt, copy: u64| {
         let negative = prompt.negative_prompt.as_ref().or(parameters.negative_prompt.as_ref());
@@ -89,7 +89,8 @@ mod tests {
     fn a_negative_prompt_turns_guidance_on_and_the_prompts_own_wins() {
         let own = Prompt { negative_prompt: Some("blur".into()), ..Prompt::from("b") };
         let prompts = [Prompt::from("a"), own];
-        let negatives = |extra: &str| shots(&parameters(extra), &prompts).into_iter().map(|shot| shot.negative).collect::<Vec<_>>();
+        let negatives =
+            |extra: &str| shots(&parameters(extra), &prompts).into_iter().map(|shot| shot.negative).collect::<Vec<_>>();
         assert_eq!(negatives(""), [None, Some(("blur".into(), DEFAULT_TRUE_CFG))]);
         assert_eq!(
             negatives(r#", "negative_prompt": "", "true_cfg_scale": 2.5"#),
@@ -99,9 +100,8 @@ mod tests {
 
     #[test]
     fn file_names_are_safe_short_and_sort_like_the_run() {
-        let name = |prompt: &str, index, base| {
-            Shot { index, prompt: prompt.into(), negative: None, seed: 0 }.file_name(base)
-        };
+        let name =
+            |prompt: &str, index, base| Shot { index, prompt: prompt.into(), negative: None, seed: 0 }.file_name(base);
         assert_eq!(
             name("a trtcrd of an astronaut tending a rose garden on Mars, \"the gardener\"", 0, false),
             "000_a_trtcrd_of_an_astronaut_tending_a_rose_garden_on.png"

@@ -9,15 +9,15 @@ use spec::Problem;
 /// One prompt; absent values are those of the recipe.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Prompt {
+pub(crate) struct Prompt {
     /// The text.
-    pub prompt: String,
+    pub(crate) prompt: String,
     /// Seed of its first picture.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub seed: Option<u64>,
+    pub(crate) seed: Option<u64>,
     /// What to steer away from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub negative_prompt: Option<String>,
+    pub(crate) negative_prompt: Option<String>,
 }
 
 impl From<&str> for Prompt {
@@ -27,10 +27,9 @@ impl From<&str> for Prompt {
 }
 
 /// The prompts of a file. `.jsonl` holds one object a line; any other file one prompt a line. Blank lines are skipped.
-pub fn read(path: &Path) -> Result<Vec<Prompt>, Vec<Problem>> {
-    let bytes = fs_err::read(path).map_err(|error| {
-        vec![Problem::new(format!("cannot read the prompt file: {error}")).field("prompts_file")]
-    })?;
+pub(crate) fn read(path: &Path) -> Result<Vec<Prompt>, Vec<Problem>> {
+    let bytes = fs_err::read(path)
+        .map_err(|error| vec![Problem::new(format!("cannot read the prompt file: {error}")).field("prompts_file")])?;
     let text = decode(&bytes).map_err(|problem| vec![at(problem, path)])?;
     let json = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("jsonl"));
     let mut prompts = Vec::new();
@@ -95,7 +94,9 @@ mod tests {
 
     #[test]
     fn lines_are_prompts_whatever_the_line_ends_and_mark() {
-        let prompts = read_bytes("p.txt", "\u{feff}a trtcrd of \u{65e5}\u{672c}\r\n\n# not a comment\n  \nlast".as_bytes()).unwrap();
+        let prompts =
+            read_bytes("p.txt", "\u{feff}a trtcrd of \u{65e5}\u{672c}\r\n\n# not a comment\n  \nlast".as_bytes())
+                .unwrap();
         let texts: Vec<_> = prompts.iter().map(|prompt| prompt.prompt.as_str()).collect();
         assert_eq!(texts, ["a trtcrd of \u{65e5}\u{672c}", "# not a comment", "last"]);
     }

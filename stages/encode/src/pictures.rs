@@ -1,0 +1,96 @@
+//! The CPU half of the second pass: media bytes to pictures of bucket size, in source order, ahead of the device.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::Scope;
+
+use media::Cropped;
+use rayon::ThreadPool;
+use rayon::prelude::*;
+use spec::{Bucket, Problem};
+use stage::Failure;
+use tables::{Sample, SampleInfo, TableReader};
+
+use crate::plan::{Plan, Refusal, size};
+use crate::unusable;
+
+/// Chunks that wait for the device at most; with the one being decoded and the one being encoded they bound the memory.
+const CHUNKS_AHEAD: usize = 2;
+/// Media bytes after which a chunk is closed.
+const CHUNK_BYTES: usize = 32 << 20;
+
+/// A sample on its way to the VAE.
+pub(crate) struct Prepared {
+    /// Its row.
+    pub(crate) row: SampleInfo,
+    /// Its picture, or why there is none.
+    pub(crate) picture: Result<(Bucket, Cropped), Refusal>,
+}
+
+/// Starts decoding; the receiver gets the samples in source order, a chunk at a time.
+pub(crate) fn prepare<'scope, 'env>(
+    scope: &'scope Scope<'scope, 'env>,
+    samples: &'env TableReader,
+    plan: &'env Plan,
+    background: [u8; 3],
+    threads: usize,
+) -> Result<Receiver<Result<Vec<Prepared>, Failure>>, Failure> {
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads.max(1))
+        .thread_name(|i| format!("decode {i}"))
+        .build()
+        .map_err(|error| Failure::from(Problem::new(format!("cannot start threads for decoding: {error}"))))?;
+    let (sender, receiver) = sync_channel(CHUNKS_AHEAD);
+    scope.spawn(move || {
+        if let Err(failure) = produce(samples, plan, background, &pool, &sender) {
+            // Nobody listens any more if the receiver has failed itself.
+            let _ = sender.send(Err(failure));
+        }
+    });
+    Ok(receiver)
+}
+
+fn produce(
+    samples: &TableReader,
+    plan: &Plan,
+    background: [u8; 3],
+    pool: &ThreadPool,
+    sender: &SyncSender<Result<Vec<Prepared>, Failure>>,
+) -> Result<(), Failure> {
+    let rows_at_once = 4 * pool.current_num_threads();
+    let mut chunk = Vec::new();
+    let mut bytes = 0;
+    let mut rows = samples.rows::<Sample>();
+    loop {
+        let row = rows.next().transpose().map_err(unusable)?.map(|(_, row)| row);
+        let last = row.is_none();
+        if let Some(row) = row {
+            bytes += row.bytes.len();
+            chunk.push(row);
+        }
+        if chunk.len() >= rows_at_once || bytes >= CHUNK_BYTES || last {
+            let full = std::mem::take(&mut chunk);
+            bytes = 0;
+            let prepared = pool.install(|| full.into_par_iter().map(|row| one(plan, background, &row)).collect());
+            if sender.send(Ok(prepared)).is_err() || last {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn one(plan: &Plan, background: [u8; 3], sample: &Sample) -> Prepared {
+    let row = sample.info();
+    let picture = plan.place(&row).and_then(|bucket| {
+        let picture = media::decode(&sample.bytes, background)
+            .map_err(|error| Refusal { reason: error.reason(), detail: error.to_string() })?;
+        if size(&row) != Some((picture.width, picture.height)) {
+            let detail = format!(
+                "the picture has {}x{} pixels, `samples` says {}x{}",
+                picture.width, picture.height, row.width, row.height
+            );
+            return Err(Refusal { reason: "decode", detail });
+        }
+        Ok((bucket, media::cover_crop(&picture, bucket.width, bucket.height)))
+    });
+    Prepared { row, picture }
+}

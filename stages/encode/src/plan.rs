@@ -1,0 +1,204 @@
+//! The first pass: which bucket each sample goes to, how many there are, and which captions are distinct.
+
+use std::collections::BTreeMap;
+
+use models::{Family, ModelFolder};
+use serde::Serialize;
+use spec::{Bucket, Problem, bucket};
+use stage::{Events, Exit, Failure};
+use tables::{SampleInfo, TableReader, caption_digest};
+
+use crate::parameters::{Parameters, Upscale};
+use crate::unusable;
+
+/// What the first pass finds.
+pub(crate) struct Plan {
+    buckets: Vec<Bucket>,
+    upscale: Upscale,
+    /// Rows of `samples`.
+    pub(crate) rows: u64,
+    /// Digest → caption; the empty caption is always among them, for training with dropped captions.
+    pub(crate) captions: BTreeMap<String, String>,
+    counts: BTreeMap<Bucket, Count>,
+}
+
+/// Samples of a bucket.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub(crate) struct Count {
+    /// All.
+    pub(crate) samples: u64,
+    /// Those of them whose picture is smaller than the bucket.
+    pub(crate) upscaled: u64,
+}
+
+/// Why a sample is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// Reason code.
+    pub(crate) reason: &'static str,
+    /// Detail for a person.
+    pub(crate) detail: String,
+}
+
+impl Plan {
+    /// Reads all rows but not their media.
+    pub(crate) fn new(parameters: &Parameters, grid: Grid, samples: &TableReader) -> Result<Self, Failure> {
+        let buckets = layout(parameters, grid)
+            .map_err(|problems| Failure::new(Exit::Recipe, problems.into_iter().next().unwrap_or_default()))?;
+        let captions = BTreeMap::from([(caption_digest(""), String::new())]);
+        let mut plan = Self { buckets, upscale: parameters.upscale, rows: 0, captions, counts: BTreeMap::new() };
+        for row in samples.rows::<SampleInfo>() {
+            let (_, row) = row.map_err(unusable)?;
+            plan.rows += 1;
+            if let Ok(bucket) = plan.place(&row) {
+                let count = plan.counts.entry(bucket).or_default();
+                count.samples += 1;
+                count.upscaled += u64::from(upscales(&row, bucket));
+                plan.captions.entry(caption_digest(&row.caption)).or_insert(row.caption);
+            }
+        }
+        Ok(plan)
+    }
+
+    /// The bucket of a sample, a function of its size alone.
+    pub(crate) fn place(&self, row: &SampleInfo) -> Result<Bucket, Refusal> {
+        let refuse = |reason, detail| Err(Refusal { reason, detail });
+        if row.frames != 1 {
+            return refuse("unsupported", format!("a clip of {} frames; this model takes pictures", row.frames));
+        }
+        let Some(bucket) = size(row).and_then(|(width, height)| bucket::choose(&self.buckets, width, height)) else {
+            return refuse("decode", format!("a picture of {}x{} pixels", row.width, row.height));
+        };
+        if self.upscale == Upscale::Reject && upscales(row, bucket) {
+            return refuse("too_small", format!("{}x{} is smaller than its bucket {bucket}", row.width, row.height));
+        }
+        Ok(bucket)
+    }
+
+    /// Says what will be done, and what a user may not expect of it.
+    pub(crate) fn report(&self, events: &Events) {
+        let upscaled: u64 = self.counts.values().map(|count| count.upscaled).sum();
+        if upscaled > 0 {
+            let of: Vec<_> = (self.counts.iter().filter(|(_, count)| count.upscaled > 0))
+                .map(|(bucket, count)| format!("{bucket}: {} of {}", count.upscaled, count.samples))
+                .collect();
+            events.warning(format!(
+                "{upscaled} of {} pictures are smaller than their bucket and are enlarged ({}); `upscale = \"reject\"` leaves them out",
+                self.rows,
+                of.join(", ")
+            ));
+        }
+    }
+}
+
+/// Pixels across and down, if there are any.
+pub(crate) fn size(row: &SampleInfo) -> Option<(u32, u32)> {
+    let side = |side: i32| u32::try_from(side).ok().filter(|side| *side > 0);
+    side(row.width).zip(side(row.height))
+}
+
+/// Whether the sample's picture is enlarged to fill the bucket.
+pub(crate) fn upscales(row: &SampleInfo, bucket: Bucket) -> bool {
+    size(row).is_some_and(|(width, height)| bucket.upscales(width, height))
+}
+
+/// What a model says about sizes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Grid {
+    /// Multiple of which the sides of planned buckets are.
+    pub(crate) quantum: u32,
+    /// Multiple of which the sides of any picture must be.
+    pub(crate) unit: u32,
+}
+
+impl Grid {
+    /// Of a model that is not there yet: anything goes.
+    pub(crate) const UNKNOWN: Self = Self { quantum: 1, unit: 1 };
+
+    /// Of a model folder.
+    pub(crate) fn of(family: &dyn Family, folder: &ModelFolder) -> models::Result<Self> {
+        Ok(Self { quantum: family.pixel_quantum(folder), unit: family.pixel_unit(folder)? })
+    }
+}
+
+/// The buckets that the parameters ask for, with the model's quantum unless they name one.
+pub(crate) fn layout(parameters: &Parameters, grid: Grid) -> Result<Vec<Bucket>, Vec<Problem>> {
+    if let Some(quantum) = parameters.quantum.filter(|quantum| *quantum == 0 || quantum % grid.unit != 0) {
+        let problem = Problem::new(format!("`quantum` is {quantum}, expected a multiple of {}", grid.unit));
+        return Err(vec![problem.help(format!("the model's own is {}", grid.quantum)).field("quantum")]);
+    }
+    let Some(budget) = parameters.budget() else {
+        return parameters.explicit_buckets(parameters.quantum.unwrap_or(grid.unit));
+    };
+    let quantum = parameters.quantum.unwrap_or(grid.quantum);
+    let buckets = bucket::plan(budget, quantum, 1);
+    if buckets.is_empty() {
+        let least = u64::from(quantum) * u64::from(quantum);
+        let problem = Problem::new(format!(
+            "`max_pixels` is {budget}, which holds no bucket with sides of multiples of {quantum}"
+        ))
+        .help(format!("set it to {least} or more"))
+        .field("max_pixels");
+        return Err(vec![problem]);
+    }
+    Ok(buckets)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(width: i32, height: i32, caption: &str) -> SampleInfo {
+        SampleInfo {
+            sample_id: "0".into(),
+            source: "a.png".into(),
+            media: "png".into(),
+            width,
+            height,
+            frames: 1,
+            fps: None,
+            caption: caption.into(),
+            digest: "0".into(),
+        }
+    }
+
+    fn plan(parameters: &str, rows: Vec<SampleInfo>) -> Result<Plan, Failure> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("part-00000.parquet");
+        tables::write(&path, rows.into_iter().map(|row| row.with(vec![1]))).unwrap();
+        Plan::new(
+            &serde_json::from_str(parameters).unwrap(),
+            Grid { quantum: 64, unit: 16 },
+            &TableReader::open(&path).unwrap(),
+        )
+    }
+
+    #[test]
+    fn tarot_cards_fill_one_bucket_of_the_budget() {
+        let rows = vec![row(450, 750, "a"), row(384, 640, "a"), row(300, 527, "b")];
+        let plan = plan(r#"{"model": "a/b", "max_pixels": 245760}"#, rows).unwrap();
+        let bucket = Bucket { width: 384, height: 640, frames: 1 };
+        assert_eq!(plan.counts, BTreeMap::from([(bucket, Count { samples: 3, upscaled: 1 })]));
+        assert_eq!(
+            plan.captions.values().collect::<std::collections::BTreeSet<_>>().len(),
+            3,
+            "a, b and the empty one"
+        );
+    }
+
+    #[test]
+    fn the_policy_refuses_what_it_would_have_to_enlarge() {
+        let plan =
+            plan(r#"{"model": "a/b", "buckets": ["384x640"], "upscale": "reject"}"#, vec![row(384, 639, "")]).unwrap();
+        assert_eq!(plan.place(&row(384, 639, "")).unwrap_err().reason, "too_small");
+        assert!(plan.place(&row(384, 640, "")).is_ok());
+        assert!(plan.counts.is_empty());
+    }
+
+    #[test]
+    fn a_budget_below_one_quantum_says_how_much_is_needed() {
+        let failure = plan(r#"{"model": "a/b", "max_pixels": 4095}"#, vec![]).err().unwrap();
+        assert_eq!((failure.exit, failure.problem.field.as_deref()), (Exit::Recipe, Some("max_pixels")));
+        assert!(failure.problem.help.unwrap().contains("4096"));
+    }
+}

@@ -1,0 +1,77 @@
+//! What `check` finds before anything is loaded.
+
+use std::path::Path;
+
+use encode::{Encode, Settings};
+use serde_json::{Value, json};
+use stage::{Checked, SourceKind, Stage};
+
+use crate::support::model;
+
+fn check(extra: Value) -> Checked {
+    let mut parameters = json!({"model": model()});
+    parameters.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    Encode::check(&serde_json::from_value(parameters).unwrap(), &Settings::default(), Path::new("/nowhere"))
+}
+
+/// A copy of the model without some of its files.
+fn model_without(part: &str) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    for file in store::files_matching(&model(), &[]).unwrap() {
+        if !file.starts_with(part) {
+            let target = folder.path().join(&file);
+            fs_err::create_dir_all(target.parent().unwrap()).unwrap();
+            fs_err::copy(model().join(&file), target).unwrap();
+        }
+    }
+    folder
+}
+
+#[test]
+fn a_good_folder_is_one_source_with_the_parts_that_count() {
+    let checked = check(json!({}));
+    assert_eq!(checked.problems, []);
+    let source = &checked.sources[0];
+    assert_eq!((source.name.as_str(), source.kind), ("model", SourceKind::Path));
+    assert!(
+        source.parts.iter().any(|part| part == "vae/**")
+            && !source.parts.iter().any(|part| part.contains("transformer"))
+    );
+    assert!(!checked.key.to_string().contains("flux-tiny"), "locations are no part of the key");
+}
+
+#[test]
+fn a_folder_without_a_needed_piece_is_named_with_the_piece() {
+    for part in ["vae", "text_encoder_2", "tokenizer", "model_index.json"] {
+        let folder = model_without(part);
+        let checked = check(json!({"model": folder.path()}));
+        let problem = checked.problems.first().unwrap_or_else(|| panic!("no problem without {part}"));
+        assert!(problem.message.contains(&folder.path().display().to_string()), "{}", problem.message);
+        assert!(problem.message.contains(part), "{}", problem.message);
+        assert_eq!((problem.field.as_deref(), problem.help.is_some()), (Some("model"), true));
+    }
+}
+
+#[test]
+fn impossible_sizes_are_problems_of_their_field() {
+    for (extra, field) in [
+        (json!({"max_pixels": 100}), "max_pixels"),
+        (json!({"buckets": ["384x641"]}), "buckets"),
+        (json!({"buckets": ["384"]}), "buckets"),
+        (json!({"buckets": ["64x64x5"]}), "buckets"),
+        (json!({"quantum": 0}), "quantum"),
+        (json!({"quantum": 12}), "quantum"),
+        (json!({"max_sequence_length": 0}), "max_sequence_length"),
+        (json!({"max_sequence_length": 513}), "max_sequence_length"),
+    ] {
+        let checked = check(extra.clone());
+        let fields: Vec<_> = checked.problems.iter().filter_map(|problem| problem.field.as_deref()).collect();
+        assert_eq!(fields, [field], "{extra}");
+    }
+}
+
+#[test]
+fn what_has_no_effect_is_noted() {
+    let notes = check(json!({"buckets": ["384x640"], "max_pixels": 5, "seed": 4})).notes;
+    assert_eq!(notes.len(), 2, "{notes:?}");
+}

@@ -1,0 +1,6 @@
+//! Claims about the stage `encode`, made from outside.
+
+mod captions;
+mod check;
+mod latents;
+mod support;

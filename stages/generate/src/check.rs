@@ -1,0 +1,186 @@
+//! Looks the parameters over before anything is loaded.
+
+use std::path::Path;
+
+use models::ModelFolder;
+use serde_json::{Value, json};
+use spec::Problem;
+use stage::{Checked, Source, SourceKind};
+
+use crate::checkpoint::ADAPTER_FILES;
+use crate::parameters::{Parameters, Settings};
+use crate::plan::DEFAULT_TRUE_CFG;
+use crate::prompts::{self, Prompt};
+
+/// Files of the base model that decide a picture; what a full fine-tune replaced counts, too, since training began with it.
+const PARTS: &[&str] =
+    &["model_index.json", "scheduler/**", "transformer/**", "vae/**", "text_encoder*/**", "tokenizer*/**"];
+
+/// What is wrong, what the result depends on, and what has no effect.
+pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path) -> Checked {
+    let mut checked = Checked::default();
+    let mut look = None;
+    match Source::model("model", &parameters.model, None, base_dir, PARTS) {
+        Ok(source) => {
+            if source.kind == SourceKind::Path {
+                match look_at(Path::new(&source.location)) {
+                    Ok(found) => look = Some(found),
+                    Err(problem) => checked.problems.push(problem.field("model")),
+                }
+            }
+            checked.sources.push(source);
+        }
+        Err(problem) => checked.problems.push(problem),
+    }
+    if let Some(written) = &parameters.lora {
+        match lora_source(written, base_dir) {
+            Ok(source) => checked.sources.push(source),
+            Err(problem) => checked.problems.push(problem),
+        }
+    }
+    if let Some(file) = &parameters.prompts_file {
+        checked.consulted.push(base_dir.join(file));
+    }
+    match all_prompts(parameters, base_dir) {
+        Ok(prompts) => {
+            checked.key = key(parameters, &prompts);
+            let negative = |prompt: &Prompt| prompt.negative_prompt.is_some() || parameters.negative_prompt.is_some();
+            if parameters.true_cfg_scale.is_some() && !prompts.iter().any(negative) {
+                let problem = Problem::new("`true_cfg_scale` needs a negative prompt to steer away from");
+                let help = "add `negative_prompt = \"\"`, or remove `true_cfg_scale`";
+                checked.problems.push(problem.help(help).field("true_cfg_scale"));
+            } else if parameters.true_cfg_scale.is_none() && prompts.iter().any(negative) {
+                checked.notes.push(format!(
+                    "a negative prompt is given: true classifier-free guidance with scale {DEFAULT_TRUE_CFG}"
+                ));
+            }
+        }
+        Err(problems) => checked.problems.extend(problems),
+    }
+    checked.problems.extend(numbers(parameters, settings, look.as_ref()));
+    if look.is_some_and(|look| !look.takes_guidance) {
+        checked.notes.push("`guidance` has no effect: the model has no guidance embedding".to_owned());
+    }
+    checked
+}
+
+/// The prompts of the recipe and of the file.
+pub(crate) fn all_prompts(parameters: &Parameters, base_dir: &Path) -> Result<Vec<Prompt>, Vec<Problem>> {
+    let mut prompts: Vec<_> = parameters.prompts.iter().map(|text| Prompt::from(text.as_str())).collect();
+    if let Some(file) = &parameters.prompts_file {
+        prompts.extend(prompts::read(&base_dir.join(file))?);
+    }
+    if prompts.is_empty() {
+        let problem = Problem::new("there is no prompt").help("set `prompts = [\"…\"]` or `prompts_file`");
+        return Err(vec![problem.field("prompts")]);
+    }
+    let too_large = |prompt: &&Prompt| {
+        let last = prompt.seed.unwrap_or(parameters.seed).checked_add(u64::from(parameters.images_per_prompt));
+        last.is_none_or(|last| i64::try_from(last).is_err())
+    };
+    if let Some(prompt) = prompts.iter().find(too_large) {
+        let seed = prompt.seed.unwrap_or(parameters.seed);
+        return Err(vec![Problem::new(format!("seed {seed} is too large")).help("use one below 2^63").field("seed")]);
+    }
+    Ok(prompts)
+}
+
+/// The semantic parameters with defaults filled in, without locations.
+fn key(parameters: &Parameters, prompts: &[Prompt]) -> Value {
+    let mut key = json!(parameters);
+    if let Value::Object(fields) = &mut key {
+        for location in ["model", "lora", "prompts_file"] {
+            fields.remove(location);
+        }
+        if parameters.true_cfg_scale.is_none() {
+            fields.insert("true_cfg_scale".to_owned(), json!(DEFAULT_TRUE_CFG));
+        }
+        fields.insert("prompts".to_owned(), json!(prompts));
+    }
+    key
+}
+
+/// A LoRA is a file, a folder with adapter files, or a Hub id.
+fn lora_source(written: &str, base_dir: &Path) -> Result<Source, Problem> {
+    let path = base_dir.join(written);
+    if path.is_file() {
+        if path.extension().is_none_or(|extension| extension != "safetensors") {
+            return Err(Problem::new(format!("`{written}` is not a `.safetensors` file")).field("lora"));
+        }
+        let location = path.to_string_lossy().into_owned();
+        return Ok(Source { name: "lora".into(), kind: SourceKind::Path, location, revision: None, parts: Vec::new() });
+    }
+    let source = Source::model("lora", written, None, base_dir, &["*.safetensors", "adapter_config.json"])?;
+    let holds_adapter =
+        || store::files_matching(&path, &["*.safetensors".to_owned()]).is_ok_and(|files| !files.is_empty());
+    if source.kind == SourceKind::Path && !holds_adapter() {
+        let problem = Problem::new(format!("folder `{written}` holds no adapter"));
+        let help = format!("expected `{}` in it", ADAPTER_FILES.join("` or `"));
+        return Err(problem.help(help).field("lora"));
+    }
+    Ok(source)
+}
+
+/// Values outside their range.
+fn numbers(parameters: &Parameters, settings: &Settings, look: Option<&Look>) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let mut expect = |good: bool, name: &str, value: &dyn std::fmt::Display, expected: &str| {
+        if !good {
+            problems.push(Problem::new(format!("`{name}` is {value}, expected {expected}")).field(name));
+        }
+    };
+    expect(parameters.steps > 0, "steps", &parameters.steps, "1 or more");
+    expect(parameters.images_per_prompt > 0, "images_per_prompt", &parameters.images_per_prompt, "1 or more");
+    expect(parameters.max_sequence_length > 0, "max_sequence_length", &parameters.max_sequence_length, "1 or more");
+    expect(parameters.guidance.is_finite(), "guidance", &parameters.guidance, "a number");
+    expect(parameters.lora_scale.is_finite(), "lora_scale", &parameters.lora_scale, "a number");
+    expect(settings.batch_size > 0, "batch_size", &settings.batch_size, "1 or more");
+    if let Some(scale) = parameters.true_cfg_scale {
+        expect(scale > 1.0 && scale.is_finite(), "true_cfg_scale", &scale, "a number above 1, which is no guidance");
+    }
+    if let Some(limit) = look.map(|look| look.max_tokens as u32) {
+        let tokens = parameters.max_sequence_length;
+        expect(tokens <= limit, "max_sequence_length", &tokens, &format!("at most {limit}"));
+    }
+    problems.extend(sides(parameters, look.map_or(1, |look| look.unit)));
+    problems
+}
+
+/// Width and height that are not multiples of `unit`. diffusers rounds them down; a picture of another size than asked is no answer.
+pub(crate) fn sides(parameters: &Parameters, unit: u32) -> Vec<Problem> {
+    let problem = |(name, side): (&str, u32)| {
+        let near = (side.saturating_add(unit / 2) / unit * unit).max(unit);
+        let problem = Problem::new(format!("`{name}` is {side}, expected a multiple of {unit}"));
+        (side == 0 || side % unit != 0).then(|| problem.help(format!("the nearest is {near}")).field(name))
+    };
+    [("width", parameters.width), ("height", parameters.height)].into_iter().filter_map(problem).collect()
+}
+
+/// What a local model says about its parameters.
+struct Look {
+    takes_guidance: bool,
+    unit: u32,
+    max_tokens: usize,
+}
+
+/// Looks at a local model, whose components must all be there.
+fn look_at(path: &Path) -> Result<Look, Problem> {
+    let problem = |error: models::Error| {
+        let help = miette::Diagnostic::help(&error).map(|help| help.to_string());
+        Problem { help, ..Problem::new(error.to_string()) }
+    };
+    let folder = ModelFolder::open(path).map_err(problem)?;
+    let family = models::family_of(&folder).map_err(problem)?;
+    for part in family.generate_parts() {
+        let fixed = part.split(['*', '?', '[']).next().unwrap_or_default().trim_end_matches('/');
+        if !fixed.is_empty() && !path.join(fixed).exists() {
+            return Err(Problem::new(format!("model folder `{}` has no `{fixed}`", path.display()))
+                .help("`generate` needs a complete diffusers folder"));
+        }
+    }
+    Ok(Look {
+        takes_guidance: family.takes_guidance(&folder).map_err(problem)?,
+        unit: family.pixel_unit(&folder).map_err(problem)?,
+        max_tokens: family.max_tokens(),
+    })
+}

@@ -1,0 +1,119 @@
+//! What training left: the newest or the named `epoch_E_step_S`, and whether it is a pipeline or an adapter.
+
+use std::path::{Path, PathBuf};
+
+use spec::{Problem, suggest};
+
+/// Files of an adapter, in the dialects of diffusers and PEFT.
+pub(crate) const ADAPTER_FILES: [&str; 2] = ["pytorch_lora_weights.safetensors", "adapter_model.safetensors"];
+
+/// A checkpoint of the `train` artifact.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Checkpoint {
+    /// Such as `epoch_66_step_199`.
+    pub(crate) name: String,
+    /// Its folder.
+    pub(crate) path: PathBuf,
+    /// What it holds.
+    pub(crate) kind: Kind,
+}
+
+/// What a checkpoint holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// A complete diffusers folder.
+    Pipeline,
+    /// Adapter files for the base model.
+    Lora,
+}
+
+/// The checkpoint called `named`, or the one with the most steps.
+pub(crate) fn find(artifact: &Path, named: Option<&str>) -> Result<Checkpoint, Problem> {
+    let mut found = list(artifact)?;
+    let (_, name) = match named {
+        Some(named) => {
+            found.iter().position(|(_, name)| name == named).map(|at| found.swap_remove(at)).ok_or_else(|| {
+                Problem::new(format!("training left no checkpoint `{named}`"))
+                    .help(suggest::help(named, found.iter().map(|(_, name)| name.as_str())))
+                    .field("checkpoint")
+            })?
+        }
+        None => found.pop().ok_or_else(|| {
+            Problem::new(format!("there is no checkpoint `epoch_E_step_S` in `{}`", artifact.display()))
+                .help("run `train` again: its artifact is incomplete")
+        })?,
+    };
+    let path = artifact.join(&name);
+    let kind = if path.join("model_index.json").is_file() {
+        Kind::Pipeline
+    } else if ADAPTER_FILES.iter().any(|file| path.join(file).is_file()) {
+        Kind::Lora
+    } else {
+        let message = format!("checkpoint `{}` holds neither a `model_index.json` nor adapter files", path.display());
+        return Err(Problem::new(message).help("run `train` again: its artifact is damaged"));
+    };
+    Ok(Checkpoint { name, path, kind })
+}
+
+/// `((step, epoch), name)` of all checkpoints, by ascending step.
+fn list(artifact: &Path) -> Result<Vec<((u64, u64), String)>, Problem> {
+    let unreadable = |error: std::io::Error| Problem::new(format!("cannot list the checkpoints: {error}"));
+    let mut found = Vec::new();
+    for entry in fs_err::read_dir(artifact).map_err(unreadable)? {
+        let name = entry.map_err(unreadable)?.file_name().to_string_lossy().into_owned();
+        if let Some(order) = order(&name) {
+            found.push((order, name));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// (step, epoch) of `epoch_E_step_S`.
+fn order(name: &str) -> Option<(u64, u64)> {
+    let (epoch, step) = name.strip_prefix("epoch_")?.split_once("_step_")?;
+    Some((step.parse().ok()?, epoch.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn artifact(folders: &[(&str, &str)]) -> tempfile::TempDir {
+        let artifact = tempfile::tempdir().unwrap();
+        for (folder, file) in folders {
+            fs_err::create_dir_all(artifact.path().join(folder)).unwrap();
+            fs_err::write(artifact.path().join(folder).join(file), "{}").unwrap();
+        }
+        artifact
+    }
+
+    #[test]
+    fn the_most_steps_win_and_not_the_last_name() {
+        let artifact = artifact(&[
+            ("epoch_9_step_99", "model_index.json"),
+            ("epoch_66_step_199", "pytorch_lora_weights.safetensors"),
+            ("epoch_7_step_20", "model_index.json"),
+            ("samples", "x.png"),
+        ]);
+        let newest = find(artifact.path(), None).unwrap();
+        assert_eq!((newest.name.as_str(), newest.kind), ("epoch_66_step_199", Kind::Lora));
+        let named = find(artifact.path(), Some("epoch_9_step_99")).unwrap();
+        assert_eq!((named.name.as_str(), named.kind), ("epoch_9_step_99", Kind::Pipeline));
+    }
+
+    #[test]
+    fn a_wrong_name_gets_the_nearest_one_and_no_way_out_of_the_artifact() {
+        let artifact = artifact(&[("epoch_9_step_99", "model_index.json")]);
+        let problem = find(artifact.path(), Some("epoch_9_step_98")).unwrap_err();
+        assert!(problem.help.unwrap().contains("`epoch_9_step_99`"));
+        assert!(find(artifact.path(), Some("../epoch_9_step_99")).is_err());
+    }
+
+    #[test]
+    fn an_artifact_without_or_with_an_empty_checkpoint_is_refused() {
+        assert!(find(artifact(&[]).path(), None).unwrap_err().message.contains("no checkpoint"));
+        let empty = artifact(&[("epoch_0_step_0", "notes.txt")]);
+        assert!(find(empty.path(), None).unwrap_err().message.contains("neither"));
+    }
+}

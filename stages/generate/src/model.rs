@@ -1,0 +1,188 @@
+//! Which weights draw: the trained checkpoint, the base model, a LoRA on either.
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+
+use models::{DynTextEncoders, DynTransformer, DynVae, Family, ModelFolder};
+use nn::lora_file::AdapterFile;
+use nn::{BuildOptions, Builder, Weights};
+use spec::Problem;
+use stage::{Exit, Failure, ResolvedSource, SourceKind, Work};
+use store::{Digest, Entry, Identity, Manifest};
+use tch::{Device, Kind};
+
+use crate::checkpoint::{self, Checkpoint};
+use crate::{Generate, check, picture, unusable};
+
+/// The model folders and adapters of a run.
+pub(crate) struct Models<'a> {
+    work: &'a Work<Generate>,
+    device: Device,
+    checkpoint: Option<Checkpoint>,
+    /// The base model, if something needs it.
+    base: Option<ModelFolder>,
+    /// The folder whose encoders, VAE and schedule are used.
+    folder: ModelFolder,
+    /// Its family.
+    pub(crate) family: &'static dyn Family,
+}
+
+/// An adapter to apply.
+struct Lora {
+    name: String,
+    path: PathBuf,
+}
+
+impl<'a> Models<'a> {
+    /// Finds the checkpoint and opens the folder that matters; loads no weights.
+    pub(crate) fn open(work: &'a Work<Generate>, device: Device) -> Result<Self, Failure> {
+        let parameters = &work.parameters;
+        let checkpoint = match work.request.inputs.get("checkpoint") {
+            Some(artifact) => Some(checkpoint::find(artifact, parameters.checkpoint.as_deref()).map_err(missing)?),
+            None => None,
+        };
+        let is_lora = checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.kind == checkpoint::Kind::Lora);
+        if let (true, Some(lora)) = (is_lora, &parameters.lora) {
+            let problem = Problem::new(format!(
+                "training made a LoRA, and `lora` names another, `{lora}`; one can be applied at a time"
+            ));
+            return Err(Failure::new(
+                Exit::Recipe,
+                problem.help("remove `lora`, or draw it in a recipe of its own").field("lora"),
+            ));
+        }
+        let full = checkpoint.as_ref().filter(|_| !is_lora);
+        let base = match full.is_none() || parameters.with_base {
+            true => Some(ModelFolder::open(fetch(work, "model")?).map_err(unusable)?),
+            false => None,
+        };
+        let trained = full.map(|full| ModelFolder::open(&full.path)).transpose().map_err(unusable)?;
+        let folder = trained.or_else(|| base.clone()).ok_or_else(|| Problem::new("there is no model to draw with"))?;
+        let family = models::family_of(&folder).map_err(unusable)?;
+        let unit = family.pixel_unit(&folder).map_err(unusable)?;
+        if let Some(problem) = check::sides(parameters, unit).into_iter().next() {
+            return Err(Failure::new(Exit::Recipe, problem));
+        }
+        Ok(Self { work, device, checkpoint, base, folder, family })
+    }
+
+    /// Name of the checkpoint, if there is one.
+    pub(crate) fn checkpoint_name(&self) -> Option<&str> {
+        self.checkpoint.as_ref().map(|checkpoint| checkpoint.name.as_str())
+    }
+
+    /// The text encoders.
+    pub(crate) fn text_encoders(&self) -> Result<DynTextEncoders, Failure> {
+        self.family.text_encoders(&self.folder, self.options()).map_err(unusable)
+    }
+
+    /// The VAE.
+    pub(crate) fn vae(&self) -> Result<DynVae, Failure> {
+        self.family.vae(&self.folder, self.options()).map_err(unusable)
+    }
+
+    /// `scheduler/scheduler_config.json`.
+    pub(crate) fn scheduler(&self) -> Result<serde_json::Value, Failure> {
+        self.folder.json("scheduler/scheduler_config.json", "it gives the noise schedule").map_err(unusable)
+    }
+
+    /// Whether the denoiser embeds a guidance scale.
+    pub(crate) fn takes_guidance(&self) -> Result<bool, Failure> {
+        self.family.takes_guidance(&self.folder).map_err(unusable)
+    }
+
+    /// The trained denoiser, or the base model's, and what pictures of it are labelled with.
+    pub(crate) fn transformer(&self, base: bool) -> Result<(DynTransformer, picture::Weights), Failure> {
+        let folder = self.base.as_ref().filter(|_| base).unwrap_or(&self.folder);
+        let lora = if base { None } else { self.lora()? };
+        let adapter = lora.as_ref().map(|lora| AdapterFile::open(&lora.path)).transpose().map_err(unusable)?;
+        let weights = Weights::open(&folder.path.join("transformer"), "diffusion_pytorch_model").map_err(unusable)?;
+        let options = BuildOptions { adapter: adapter.as_ref().map(AdapterFile::spec), ..self.options() };
+        let builder = Builder::from_weights(weights, options);
+        let transformer = self.family.transformer(folder, &builder).map_err(unusable)?;
+        let built = builder.finish().map_err(unusable)?;
+        if let Some(adapter) = &adapter {
+            adapter.fill(&built).map_err(unusable)?;
+            built.set_adapter_strength(self.work.parameters.lora_scale);
+        }
+        let label = picture::Weights {
+            model: self.work.parameters.model.clone(),
+            checkpoint: if base { self.base_label()? } else { self.label()? },
+            lora: lora.map(|lora| lora.name),
+        };
+        Ok((transformer, label))
+    }
+
+    fn options(&self) -> BuildOptions {
+        BuildOptions::frozen(self.device, Kind::from(self.work.parameters.dtype))
+    }
+
+    fn lora(&self) -> Result<Option<Lora>, Failure> {
+        if let Some(checkpoint) =
+            self.checkpoint.as_ref().filter(|checkpoint| checkpoint.kind == checkpoint::Kind::Lora)
+        {
+            return Ok(Some(Lora { name: checkpoint.name.clone(), path: checkpoint.path.clone() }));
+        }
+        let Some(name) = &self.work.parameters.lora else { return Ok(None) };
+        Ok(Some(Lora { name: name.clone(), path: fetch(self.work, "lora")? }))
+    }
+
+    fn label(&self) -> Result<String, Failure> {
+        let (Some(checkpoint), Some(artifact)) = (&self.checkpoint, self.work.request.inputs.get("checkpoint")) else {
+            return self.base_label();
+        };
+        Ok(format!("{}@{}", checkpoint.name, checkpoint_digest(artifact, checkpoint)?))
+    }
+
+    fn base_label(&self) -> Result<String, Failure> {
+        Ok(format!("base@{}", source(self.work, "model")?.digest))
+    }
+}
+
+/// Identity of a checkpoint's files but its training state: from the artifact's manifest, else by hashing.
+fn checkpoint_digest(artifact: &Path, checkpoint: &Checkpoint) -> Result<Digest, Failure> {
+    let counts = |path: &str| !path.starts_with("training_state");
+    let recorded = fs_err::read(artifact.join("manifest.json")).ok();
+    if let Some(manifest) = recorded.and_then(|bytes| serde_json::from_slice::<Manifest>(&bytes).ok()) {
+        let prefix = format!("{}/", checkpoint.name);
+        let inside =
+            |file: &store::FileRecord| file.path.strip_prefix(&prefix).filter(|path| counts(path)).map(str::to_owned);
+        let entry = |file: &store::FileRecord| Some(Entry { path: inside(file)?, digest: file.digest.to_string() });
+        let entries: Vec<_> = manifest.files.iter().filter_map(entry).collect();
+        if !entries.is_empty() {
+            return Ok(Identity::of_entries(entries).digest);
+        }
+    }
+    let files = store::files_matching(&checkpoint.path, &[]).map_err(Failure::from_error)?;
+    let entry = |path: String| {
+        let digest = Digest::of_file(&checkpoint.path.join(&path))?.to_string();
+        Ok(Entry { path, digest })
+    };
+    let entries: store::Result<Vec<_>> = files.into_iter().filter(|path| counts(path)).map(entry).collect();
+    Ok(Identity::of_entries(entries.map_err(Failure::from_error)?).digest)
+}
+
+fn source<'a>(work: &'a Work<Generate>, name: &str) -> Result<&'a ResolvedSource, Failure> {
+    Ok(work.request.sources.get(name).ok_or_else(|| Problem::new(format!("no `{name}` source was given")))?)
+}
+
+/// Where a source lies on this machine, fetched if it is on the Hub.
+fn fetch(work: &Work<Generate>, name: &str) -> Result<PathBuf, Failure> {
+    let source = source(work, name)?;
+    if source.kind == SourceKind::Path {
+        return Ok(PathBuf::from(&source.location));
+    }
+    let commit =
+        source.commit.as_deref().ok_or_else(|| Problem::new(format!("the commit of `{name}` was not resolved")))?;
+    let progress = |done, total| {
+        work.events.progress("fetching the model", done, Some(total), "bytes", None);
+        if work.events.interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    hub::Repo::model(&source.location)
+        .and_then(|repo| hub::local_folder(&repo, commit, &source.parts, &progress))
+        .map_err(|error| Failure::from_diagnostic(error).exit(Exit::Hub))
+}
+
+fn missing(problem: Problem) -> Failure {
+    Failure::new(Exit::Input, problem)
+}

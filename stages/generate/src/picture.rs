@@ -1,0 +1,134 @@
+//! Finished pictures: from the VAE's output to bytes, what a PNG says about itself, and the row in `images`.
+
+use std::path::Path;
+
+use media::Picture;
+use tables::ImageRow;
+use tch::{Device, Kind, Tensor};
+
+use crate::parameters::Parameters;
+use crate::plan::Shot;
+
+/// Which weights drew.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Weights {
+    /// The base model as the recipe writes it.
+    pub(crate) model: String,
+    /// Name and digest of the checkpoint, or what stands in for it.
+    pub(crate) checkpoint: String,
+    /// The adapter, if one is applied.
+    pub(crate) lora: Option<String>,
+}
+
+/// Pixels f32 [3, H, W] in [-1, 1] to a picture, as diffusers' `numpy_to_pil` rounds (half to even).
+///
+/// `kind` is the VAE's: diffusers denormalises before it leaves it.
+pub(crate) fn to_picture(pixels: &Tensor, kind: Kind) -> Result<Picture, tch::TchError> {
+    let unit = (pixels.to_kind(kind) * 0.5 + 0.5).clamp(0.0, 1.0).to_kind(Kind::Float);
+    let bytes = (unit * 255.0).round().to_kind(Kind::Uint8).permute([1, 2, 0]).contiguous().to_device(Device::Cpu);
+    let size = bytes.size();
+    Ok(Picture { width: size[1] as u32, height: size[0] as u32, rgb: Vec::try_from(bytes.view(-1))? })
+}
+
+/// Text chunks of the PNG: everything needed to draw it again.
+pub(crate) fn settings(
+    shot: &Shot,
+    parameters: &Parameters,
+    takes_guidance: bool,
+    weights: &Weights,
+) -> Vec<(String, String)> {
+    let mut text = vec![("prompt", shot.prompt.clone())];
+    if let Some((negative, scale)) = &shot.negative {
+        text.push(("negative_prompt", negative.clone()));
+        text.push(("true_cfg_scale", scale.to_string()));
+    }
+    text.push(("seed", shot.seed.to_string()));
+    text.push(("steps", parameters.steps.to_string()));
+    if takes_guidance {
+        text.push(("guidance", parameters.guidance.to_string()));
+    }
+    text.push(("width", parameters.width.to_string()));
+    text.push(("height", parameters.height.to_string()));
+    text.push(("max_sequence_length", parameters.max_sequence_length.to_string()));
+    text.push(("dtype", if Kind::from(parameters.dtype) == Kind::Float { "float32" } else { "bfloat16" }.to_owned()));
+    text.push(("model", weights.model.clone()));
+    text.push(("checkpoint", weights.checkpoint.clone()));
+    if let Some(lora) = &weights.lora {
+        text.push(("lora", lora.clone()));
+        text.push(("lora_scale", parameters.lora_scale.to_string()));
+    }
+    text.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
+}
+
+/// The row of a picture.
+pub(crate) fn row(file: String, shot: &Shot, parameters: &Parameters, weights: &Weights) -> ImageRow {
+    ImageRow {
+        file,
+        prompt: shot.prompt.clone(),
+        negative_prompt: shot.negative.as_ref().map(|(text, _)| text.clone()),
+        seed: shot.seed as i64,
+        width: parameters.width as i32,
+        height: parameters.height as i32,
+        steps: parameters.steps as i32,
+        guidance: parameters.guidance as f32,
+        true_cfg: shot.negative.as_ref().map(|(_, scale)| *scale as f32),
+        lora: weights.lora.clone(),
+        lora_scale: weights.lora.as_ref().map(|_| parameters.lora_scale as f32),
+        checkpoint: weights.checkpoint.clone(),
+    }
+}
+
+/// One sheet for all pictures.
+pub(crate) struct Sheet {
+    columns: usize,
+    cell: (u32, u32),
+}
+
+impl Sheet {
+    /// Pixels of all cells at most; more pictures are shown smaller.
+    const PIXELS: u64 = 1 << 26;
+
+    /// A sheet for `count` pictures of one size. `per_row` of them belong together; single ones fill a square.
+    pub(crate) fn new(count: usize, per_row: usize, width: u32, height: u32) -> Self {
+        let columns = if per_row > 1 { per_row } else { (count as f64).sqrt().ceil() as usize };
+        let pixels = u64::from(width) * u64::from(height) * count as u64;
+        let shrink = (Self::PIXELS as f64 / pixels.max(1) as f64).sqrt().min(1.0);
+        let side = |side: u32| ((f64::from(side) * shrink) as u32).max(1);
+        Self { columns, cell: (side(width), side(height)) }
+    }
+
+    /// A picture at the size it is shown in.
+    pub(crate) fn cell(&self, picture: &Picture) -> Picture {
+        media::cover_crop(picture, self.cell.0, self.cell.1).picture
+    }
+
+    /// Writes the sheet.
+    pub(crate) fn write(&self, path: &Path, cells: &[Picture]) -> Result<(), media::Error> {
+        media::write_png(path, &media::contact_sheet(cells, self.columns), &[])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_round_half_to_even_and_clamp() {
+        // (x / 2 + 0.5) * 255 is 0.5, 1.5, -25.5 and 280.5 for these.
+        let values: Vec<f32> = [0.5, 1.5, -25.5, 280.5].iter().map(|byte| byte / 255.0 * 2.0 - 1.0).collect();
+        let pixels = Tensor::from_slice(&values).view([1, 2, 2]).expand([3, 2, 2], false);
+        let picture = to_picture(&pixels, Kind::Float).unwrap();
+        assert_eq!((picture.width, picture.height), (2, 2));
+        assert_eq!([picture.pixel(0, 0)[0], picture.pixel(0, 1)[0], picture.pixel(1, 1)[2]], [0, 0, 255]);
+        assert!((1..=2).contains(&picture.pixel(1, 0)[1]));
+    }
+
+    #[test]
+    fn a_sheet_keeps_what_belongs_together_in_a_row_and_its_size_in_bounds() {
+        let sheet = Sheet::new(100, 1, 1024, 1024);
+        assert_eq!((sheet.columns, sheet.cell), (10, (819, 819)));
+        assert_eq!(sheet.cell(&Picture::filled(1024, 1024, [9, 9, 9])), Picture::filled(819, 819, [9, 9, 9]));
+        assert_eq!(Sheet::new(6, 2, 64, 64).columns, 2);
+        assert_eq!(Sheet::new(2, 1, 64, 32).cell, (64, 32));
+    }
+}

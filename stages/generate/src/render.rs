@@ -1,0 +1,96 @@
+//! From shots to pictures with one set of weights: noise, the sampler's steps, the VAE.
+
+use std::ops::ControlFlow;
+
+use diffusion::sample::{Guidance, sample};
+use diffusion::schedule::FlowMatchEuler;
+use media::Picture;
+use models::{DynTransformer, DynVae, Family, Text};
+use nn::Conditions;
+use stage::Failure;
+use tch::{Device, Kind, Tensor, no_grad};
+
+use crate::parameters::Parameters;
+use crate::plan::Shot;
+use crate::texts::Texts;
+use crate::{picture, unusable};
+
+/// A loaded model.
+pub(crate) struct Renderer<'a> {
+    /// Its family.
+    pub(crate) family: &'static dyn Family,
+    /// The denoiser.
+    pub(crate) transformer: DynTransformer,
+    /// The VAE.
+    pub(crate) vae: &'a DynVae,
+    /// Levels of noise.
+    pub(crate) schedule: &'a FlowMatchEuler,
+    /// Whether the denoiser embeds a guidance scale.
+    pub(crate) takes_guidance: bool,
+    /// Where all of it is.
+    pub(crate) device: Device,
+    /// What was asked.
+    pub(crate) parameters: &'a Parameters,
+}
+
+impl Renderer<'_> {
+    /// Draws shots that agree on whether, and how strongly, they steer away from something. `None` if `on_step` broke.
+    pub(crate) fn draw(
+        &self,
+        shots: &[Shot],
+        texts: &Texts,
+        on_step: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
+    ) -> Result<Option<Vec<Picture>>, Failure> {
+        let kind = Kind::from(self.parameters.dtype);
+        let shape = self.vae.latent_shape(self.parameters.width, self.parameters.height);
+        let noise = shots.iter().map(|shot| initial(shot.seed, &shape, kind)).collect::<torch::Result<Vec<_>>>();
+        let tokens = self.family.image_tokens(&shape[1..]) as usize;
+        let schedule = self.schedule.schedule(self.parameters.steps as usize, tokens).map_err(unusable)?;
+        let conditions = |text: fn(&Shot) -> Option<&str>| -> Result<Option<Conditions>, Failure> {
+            let rows: Option<Vec<&Text>> = shots.iter().map(|shot| texts.get(text(shot)?)).collect();
+            rows.map(|rows| self.family.conditions(&rows, self.device, kind).map_err(unusable)).transpose()
+        };
+        let positive =
+            conditions(|shot| Some(&shot.prompt))?.ok_or_else(|| spec::Problem::new("a prompt was not encoded"))?;
+        let negative = conditions(|shot| shot.negative.as_ref().map(|(text, _)| text.as_str()))?;
+        let scale = shots.first().and_then(|shot| shot.negative.as_ref()).map(|(_, scale)| *scale);
+        let guidance = Guidance {
+            positive: &positive,
+            negative: negative.as_ref().zip(scale),
+            distilled: self.takes_guidance.then_some(self.parameters.guidance as f32),
+        };
+        let initial = Tensor::cat(&noise.map_err(unusable)?, 0).to_device(self.device);
+        let latents = sample(self.transformer.as_ref(), &schedule, initial, &guidance, on_step)
+            .map_err(Failure::from_diagnostic)?;
+        let Some(latents) = latents else { return Ok(None) };
+        // One at a time: decoding needs far more memory than denoising.
+        let mut pictures = Vec::with_capacity(shots.len());
+        for i in 0..shots.len() as i64 {
+            let pixels = no_grad(|| self.vae.decode(&latents.narrow(0, i, 1))).map_err(Failure::from_diagnostic)?;
+            finite(&pixels, &shots[i as usize])?;
+            pictures.push(picture::to_picture(&pixels.get(0), kind).map_err(Failure::from_error)?);
+        }
+        Ok(Some(pictures))
+    }
+}
+
+/// [1, C, h, w] of noise as diffusers draws it with `torch.Generator("cpu").manual_seed(seed)`, in the kind it draws it in.
+fn initial(seed: u64, shape: &[i64], kind: Kind) -> torch::Result<Tensor> {
+    let shape = [&[1], shape].concat();
+    match kind {
+        Kind::BFloat16 => torch::ops::randn_seeded_bf16(seed, &shape),
+        _ => torch::ops::randn_seeded(seed, &shape),
+    }
+}
+
+fn finite(pixels: &Tensor, shot: &Shot) -> Result<(), Failure> {
+    if i64::try_from(pixels.isfinite().all()).map_err(Failure::from_error)? != 0 {
+        return Ok(());
+    }
+    let problem = spec::Problem::new(format!(
+        "the picture of {:?} with seed {} has infinite or undefined pixels",
+        shot.prompt, shot.seed
+    ))
+    .help("the weights may be broken, or need `dtype = \"float32\"`");
+    Err(Failure::new(stage::Exit::Numbers, problem))
+}

@@ -1,0 +1,88 @@
+//! What `check` finds before anything is loaded.
+
+use std::path::Path;
+
+use generate::{Generate, Settings};
+use serde_json::{Value, json};
+use stage::{Checked, Stage};
+
+use crate::support::{copy, fixture};
+
+fn check_in(base: &Path, extra: Value) -> Checked {
+    let mut parameters = json!({"model": fixture("flux-tiny"), "prompts": ["x"]});
+    parameters.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    Generate::check(&serde_json::from_value(parameters).unwrap(), &Settings::default(), base)
+}
+
+fn check(extra: Value) -> Checked {
+    check_in(Path::new("/nowhere"), extra)
+}
+
+#[test]
+fn a_good_table_has_no_problem_and_no_location_in_its_key() {
+    let checked = check(json!({"lora": fixture("flux-tiny/lora_peft")}));
+    assert_eq!(checked.problems, []);
+    assert_eq!(checked.sources.iter().map(|source| source.name.as_str()).collect::<Vec<_>>(), ["model", "lora"]);
+    assert!(!checked.key.to_string().contains("flux-tiny"), "{}", checked.key);
+}
+
+#[test]
+fn impossible_values_are_problems_of_their_field() {
+    for (extra, field) in [
+        (json!({"prompts": []}), "prompts"),
+        (json!({"width": 100}), "width"),
+        (json!({"height": 0}), "height"),
+        (json!({"steps": 0}), "steps"),
+        (json!({"images_per_prompt": 0}), "images_per_prompt"),
+        (json!({"max_sequence_length": 600}), "max_sequence_length"),
+        (json!({"true_cfg_scale": 4.0}), "true_cfg_scale"),
+        (json!({"true_cfg_scale": 1.0, "negative_prompt": ""}), "true_cfg_scale"),
+        (json!({"seed": u64::MAX}), "seed"),
+        (json!({"lora": "gone.safetensors"}), "lora"),
+        (json!({"lora": fixture("flux-tiny/scheduler")}), "lora"),
+        (json!({"model": "gone"}), "model"),
+    ] {
+        let checked = check(extra.clone());
+        let fields: Vec<_> = checked.problems.iter().filter_map(|problem| problem.field.as_deref()).collect();
+        assert_eq!(fields, [field], "{extra}: {:?}", checked.problems);
+    }
+}
+
+#[test]
+fn a_prompt_file_is_consulted_and_its_contents_are_in_the_key() {
+    let base = tempfile::tempdir().unwrap();
+    fs_err::write(base.path().join("a.txt"), "one\ntwo\n").unwrap();
+    fs_err::write(base.path().join("b.txt"), "one\nthree\n").unwrap();
+    let key = |file: &str| check_in(base.path(), json!({"prompts": [], "prompts_file": file}));
+    assert_eq!(key("a.txt").consulted, [base.path().join("a.txt")]);
+    assert_ne!(key("a.txt").key, key("b.txt").key);
+    fs_err::copy(base.path().join("a.txt"), base.path().join("c.txt")).unwrap();
+    assert_eq!(key("a.txt").key, key("c.txt").key);
+}
+
+#[test]
+fn a_prompt_file_in_another_encoding_names_file_line_and_offset() {
+    let base = tempfile::tempdir().unwrap();
+    fs_err::write(base.path().join("p.txt"), b"ok\nna\xefve\n").unwrap();
+    let problem = check_in(base.path(), json!({"prompts_file": "p.txt"})).problems.remove(0);
+    assert_eq!((problem.line, problem.file), (Some(2), Some(base.path().join("p.txt"))));
+    assert!(problem.message.contains("offset 5"), "{}", problem.message);
+}
+
+#[test]
+fn what_follows_from_a_parameter_is_noted() {
+    assert!(check(json!({"negative_prompt": "blur"})).notes[0].contains("scale 4"));
+    let odd = check(json!({"model": fixture("flux-odd")}));
+    assert!(odd.notes.iter().any(|note| note.starts_with("`guidance` has no effect")), "{:?}", odd.notes);
+}
+
+#[test]
+fn a_folder_without_a_needed_piece_is_named_with_the_piece() {
+    for part in ["transformer", "scheduler"] {
+        let folder = tempfile::tempdir().unwrap();
+        copy(&fixture("flux-tiny"), folder.path());
+        fs_err::remove_dir_all(folder.path().join(part)).unwrap();
+        let problem = check(json!({"model": folder.path()})).problems.remove(0);
+        assert!(problem.message.contains(part) && problem.message.contains(&folder.path().display().to_string()));
+    }
+}

@@ -1,0 +1,5 @@
+//! Claims about the stage `generate`, made from outside.
+
+mod check;
+mod pictures;
+mod support;
