@@ -139,8 +139,8 @@ struct StageArgs {
 }
 
 fn after_help() -> String {
-    let codes: String = Exit::TABLE.iter().map(|(exit, text)| format!("  {:3}  {text}\n", exit.code())).collect();
-    format!("{EXAMPLES}\nExit codes:\n{codes}")
+    let codes: Vec<String> = Exit::TABLE.iter().map(|(exit, text)| format!("  {:3}  {text}", exit.code())).collect();
+    format!("{EXAMPLES}\nExit codes:\n{}", codes.join("\n"))
 }
 
 /// `main` of the program.

@@ -233,7 +233,7 @@ impl Workspace {
             None => {}
             Some(Some(number)) => threads = Some(number),
             Some(None) => {
-                refuse("threads", "`threads` must be an integer > 0".to_owned(), "leave it out for all cores")
+                refuse("threads", "`threads` must be an integer > 0".to_owned(), "leave it out for all cores");
             }
         }
         let cores = || std::thread::available_parallelism().map_or(1, usize::from);

@@ -104,7 +104,7 @@ mod tests {
     impl TryFrom<u32> for Even {
         type Error = String;
         fn try_from(n: u32) -> Result<Self, String> {
-            if n % 2 == 0 { Ok(Self(n)) } else { Err(format!("`{n}` is odd")) }
+            if n.is_multiple_of(2) { Ok(Self(n)) } else { Err(format!("`{n}` is odd")) }
         }
     }
     impl From<Even> for u32 {
@@ -148,9 +148,9 @@ mod tests {
         }
     }
 
-    fn mistakes(table: Value) -> Vec<(Option<String>, String, Option<String>)> {
+    fn mistakes(table: &Value) -> Vec<(Option<String>, String, Option<String>)> {
         let description = Demo::describe().description::<Demo>();
-        match parse::<Demo>(&description, &table) {
+        match parse::<Demo>(&description, table) {
             Ok(_) => Vec::new(),
             Err(problems) => problems.into_iter().map(|p| (p.field, p.message, p.help)).collect(),
         }
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn all_mistakes_are_found_at_once_with_their_fields() {
-        let seen = mistakes(json!({
+        let seen = mistakes(&json!({
             "max_pixel": 5, "max_pixels": "many", "workers": 1.5, "crop": {"policy": "centre", "evn": 2}
         }));
         let text: Vec<String> = seen
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn what_only_the_type_can_refuse_still_names_its_field() {
-        let seen = mistakes(json!({"model": "m", "crop": {"even": 3}}));
+        let seen = mistakes(&json!({"model": "m", "crop": {"even": 3}}));
         assert_eq!(seen, [(Some("crop.even".to_owned()), "`3` is odd".to_owned(), None)]);
     }
 }

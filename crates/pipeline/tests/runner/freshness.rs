@@ -91,7 +91,8 @@ fn sources_count_by_content_and_nothing_else() {
     forge.good(RUN);
     forge.ran();
     let file = fs_err::File::options().append(true).open(forge.path("mine/a.txt")).unwrap();
-    file.file().set_modified(std::time::SystemTime::now() + Duration::from_secs(100)).unwrap();
+    let later = file.metadata().unwrap().modified().unwrap() + Duration::from_secs(100);
+    file.file().set_modified(later).unwrap();
     forge.good(RUN);
     assert_eq!(forge.ran(), Vec::<String>::new(), "touched");
 
@@ -226,4 +227,22 @@ fn json_lines_tell_the_whole_story() {
     let shown = forge.good(&["show", "sword.toml", "--json"]);
     let first: serde_json::Value = serde_json::from_str(shown.out.lines().next().unwrap()).unwrap();
     assert_eq!((first["fresh"].as_bool(), first["manifest"]["kind"].as_str()), (Some(true), Some("ore")));
+}
+
+#[test]
+fn stages_are_a_table_too() {
+    let forge = Forge::new();
+    let ask =
+        ["sql", "sword.toml", "select stage, status, rows_in, rows_rejected, files from stages", "--format", "csv"];
+    let header = "stage,status,rows_in,rows_rejected,files\n";
+    assert_eq!(forge.good(&ask).out, format!("{header}dig,absent,,,\nsmelt,absent,,,\nforge,absent,,,\n"));
+    forge.good(RUN);
+    forge.edit("sword.toml", "\"blade\"", "\"axe\"");
+    let said = forge.good(&ask);
+    assert_eq!(said.out, format!("{header}dig,cached,3,1,1\nsmelt,cached,3,1,1\nforge,stale,3,1,1\n"));
+    assert!(said.err.contains("`forge` is of an earlier run"), "{}", said.err);
+    // What ran can be asked about when the data is gone.
+    fs_err::remove_dir_all(forge.path("mine")).unwrap();
+    assert!(forge.good(&ask).out.contains("dig,stale,3"));
+    assert_eq!(forge.run(&["sql", "sword.toml", "select stag from stages"]).code, 2);
 }
