@@ -93,7 +93,10 @@ mod tests {
 
     #[test]
     fn interpolation_ends_in_the_picture_and_in_the_noise() {
-        let (clean, noise) = (Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]).view([2, 2]), Tensor::from_slice(&[5f32, 6.0, 7.0, 8.0]).view([2, 2]));
+        let (clean, noise) = (
+            Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]).view([2, 2]),
+            Tensor::from_slice(&[5f32, 6.0, 7.0, 8.0]).view([2, 2]),
+        );
         let x = interpolate(&clean, &noise, &Tensor::from_slice(&[0f32, 1.0]));
         assert_eq!(Vec::<f32>::try_from(x.view(-1)).unwrap(), [1.0, 2.0, 7.0, 8.0]);
         // d x / d sigma is the target, whatever sigma is.

@@ -98,14 +98,22 @@ impl Levels {
     pub fn validated(self) -> Result<Self> {
         positive("flow_shift", self.shift)?;
         if !(0.0..=1.0).contains(&self.mix_uniform_ratio) {
-            return Err(Error::OutOfRange { name: "mix_uniform_ratio", value: self.mix_uniform_ratio, expected: "a value in [0, 1]" });
+            return Err(Error::OutOfRange {
+                name: "mix_uniform_ratio",
+                value: self.mix_uniform_ratio,
+                expected: "a value in [0, 1]",
+            });
         }
         let (low, high) = self.window;
         if !(0.0..1.0).contains(&low) {
             return Err(Error::OutOfRange { name: "sigma_min", value: low, expected: "a value in [0, 1)" });
         }
         if !(high > low && high <= 1.0) {
-            return Err(Error::OutOfRange { name: "sigma_max", value: high, expected: "a value above `sigma_min` and at most 1" });
+            return Err(Error::OutOfRange {
+                name: "sigma_max",
+                value: high,
+                expected: "a value above `sigma_min` and at most 1",
+            });
         }
         Ok(self)
     }
@@ -209,12 +217,16 @@ mod tests {
     #[test]
     fn each_density_has_its_distribution() {
         assert!(distance(levels(Sampling::Uniform), |x| x) < LIMIT);
-        assert!(distance(levels(Sampling::LogitNormal { mean: 0.5, std: 0.8 }), |x| phi((logit(x) - 0.5) / 0.8)) < LIMIT);
+        assert!(
+            distance(levels(Sampling::LogitNormal { mean: 0.5, std: 0.8 }), |x| phi((logit(x) - 0.5) / 0.8)) < LIMIT
+        );
         assert!(distance(levels(Sampling::LogNorm), |x| phi(logit(x))) < LIMIT);
         assert!(distance(levels(Sampling::Mix), |x| phi(logit(x))) < LIMIT);
         let density = |x: f64| x.powf(1.5) * (1.0 - x).powf(0.5);
         let whole = integral(density, 0.0, 1.0);
-        assert!(distance(levels(Sampling::Beta { alpha: 2.5, beta: 1.5 }), |x| integral(density, 0.0, x) / whole) < LIMIT);
+        assert!(
+            distance(levels(Sampling::Beta { alpha: 2.5, beta: 1.5 }), |x| integral(density, 0.0, x) / whole) < LIMIT
+        );
     }
 
     #[test]
@@ -245,7 +257,12 @@ mod tests {
         let drawn: Vec<f32> = (0..N).map(|step| windowed.sigma(1, "a", step)).collect();
         assert!(drawn.iter().all(|s| (0.875..=1.0).contains(s)));
         assert!(drawn.iter().filter(|&&s| s == 0.875).count() < 3);
-        assert!(distance(windowed, |x| { let y = (x - 0.875) / 0.125; y / (3.0 - 2.0 * y) }) < LIMIT);
+        assert!(
+            distance(windowed, |x| {
+                let y = (x - 0.875) / 0.125;
+                y / (3.0 - 2.0 * y)
+            }) < LIMIT
+        );
     }
 
     #[test]

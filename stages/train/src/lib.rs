@@ -1,1 +1,64 @@
-//! flow-matching training, full or LoRA.
+//! The stage `train`: shards, captions and a model to checkpoints, by flow matching; full, LoRA, or from random weights.
+//!
+//! One loop serves all three. Every random number is a function of (seed, sample, step), so neither the batch's split nor
+//! a resume changes a result.
+
+mod batch;
+mod check;
+mod checkpoint;
+mod components;
+mod config;
+mod dataset;
+mod parameters;
+mod plan;
+mod prefetch;
+mod preview;
+mod records;
+mod session;
+mod step;
+#[cfg(test)]
+mod tests;
+mod trainer;
+mod validate;
+
+use std::path::Path;
+
+use stage::{About, Checked, Exit, Failure, Outcome, Stage, Work};
+
+pub use parameters::{ModelBlock, Parameters, Settings};
+
+/// The stage.
+#[derive(Debug, Clone, Copy)]
+pub struct Train;
+
+impl Stage for Train {
+    type Parameters = Parameters;
+    type Settings = Settings;
+
+    fn describe() -> About {
+        About {
+            stage: "train",
+            version: 1,
+            about: "Trains the denoiser by flow matching: full fine-tune, LoRA, or from random weights.",
+            inputs: &[("shards", "shards"), ("captions", "encoded")],
+            output: "checkpoint",
+            tables: &[("steps", "steps.parquet"), ("losses", "losses.parquet"), ("validation", "validation.parquet")],
+            resumable: true,
+            devices: &["cpu", "cuda"],
+        }
+    }
+
+    fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path) -> Checked {
+        check::check(parameters, settings, base_dir)
+    }
+
+    fn run(work: &Work<Self>) -> Result<Outcome, Failure> {
+        trainer::run(work)
+    }
+}
+
+/// A model, a table or a picture that cannot be used; what the file system said keeps its own exit code.
+fn unusable(error: impl miette::Diagnostic + 'static) -> Failure {
+    let failure = Failure::from_diagnostic(error);
+    if failure.exit == Exit::Failed { failure.exit(Exit::Input) } else { failure }
+}

@@ -1,1 +1,5 @@
-fn main() {}
+//! `pipeline-train`.
+
+fn main() -> std::process::ExitCode {
+    stage::entry::<train::Train>()
+}

@@ -1,0 +1,134 @@
+//! Looks the training recipe over, and holds it against the model's configuration when the model lies on this machine.
+//! No weights are read.
+
+use std::path::Path;
+
+use models::{Family, ModelFolder};
+use nn::{BuildOptions, Builder};
+use spec::Problem;
+use stage::{Checked, Source, SourceKind};
+use tch::{Device, Kind};
+
+use crate::config::{self, Config, Loaded};
+use crate::session;
+use crate::{Parameters, Settings};
+
+/// Files of the model that a checkpoint is made from: all of its pipeline.
+const PARTS: &[&str] =
+    &["model_index.json", "scheduler/**", "transformer/**", "vae/**", "text_encoder*/**", "tokenizer*/**"];
+
+/// What is wrong, what the result depends on, and what has no effect.
+pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path) -> Checked {
+    let mut checked = Checked::default();
+    checked.consulted.extend(parameters.config.iter().map(|config| base_dir.join(config)));
+    let loaded = match config::load(parameters.config.as_deref(), parameters.table(settings), base_dir) {
+        Ok(loaded) => loaded,
+        Err(problem) => {
+            checked.problems.push(problem);
+            return checked;
+        }
+    };
+    let Config { model, checkpoint, .. } = &loaded.config;
+    checked.key = serde_json::to_value(&loaded.config).unwrap_or_default();
+    if !model.name.is_empty() {
+        match Source::model("model", &model.name, model.revision.as_deref(), base_dir, PARTS) {
+            Ok(source) => {
+                if source.kind == SourceKind::Path {
+                    checked.problems.extend(against_model(&loaded, Path::new(&source.location)));
+                }
+                checked.sources.push(source);
+            }
+            Err(problem) => checked.problems.push(name_problem(problem, parameters, &loaded)),
+        }
+    }
+    if let Some(from) = &checkpoint.restore_from {
+        match restored(from, base_dir) {
+            Ok(source) => checked.sources.push(source),
+            Err(problem) => checked.problems.push(loaded.place("checkpoint.restore_from", problem)),
+        }
+    }
+    checked.notes.extend(loaded.notes);
+    checked.problems.extend(loaded.problems);
+    checked
+}
+
+/// Puts a mistake in the model's name where the name was written.
+fn name_problem(problem: Problem, parameters: &Parameters, loaded: &Loaded) -> Problem {
+    match (&parameters.model, &parameters.base_model) {
+        (None, Some(_)) => problem.field("base_model"),
+        _ => loaded.place("model.pretrained_model_name_or_path", Problem { field: None, ..problem }),
+    }
+}
+
+/// The training state to start from.
+fn restored(from: &str, base_dir: &Path) -> Result<Source, Problem> {
+    let folder = base_dir.join(from);
+    if !folder.join("training_state/state.json").is_file() {
+        let message = format!("`{from}` holds no `training_state/state.json`");
+        return Err(Problem::new(message).help("name a folder `epoch_E_step_S` that this stage wrote, or `LATEST`"));
+    }
+    Ok(Source {
+        name: "restore_from".to_owned(),
+        kind: SourceKind::Path,
+        location: folder.to_string_lossy().into_owned(),
+        revision: None,
+        parts: vec!["training_state/**".to_owned()],
+    })
+}
+
+/// Mistakes that only show against the model's own configuration.
+fn against_model(loaded: &Loaded, path: &Path) -> Vec<Problem> {
+    let found = ModelFolder::open(path).and_then(|folder| Ok((models::family_of(&folder)?, folder)));
+    match found {
+        Ok((family, folder)) => against_family(loaded, family, &folder),
+        Err(error) => vec![loaded.place("model.pretrained_model_name_or_path", problem_of(&error))],
+    }
+}
+
+fn against_family(loaded: &Loaded, family: &'static dyn Family, folder: &ModelFolder) -> Vec<Problem> {
+    let config = &loaded.config;
+    let mut problems = Vec::new();
+    let mut refuse = |path: &str, problem: Problem| problems.push(loaded.place(path, problem));
+    let names = [
+        ("model.model_type", config.model.family.as_deref()),
+        ("flow_matching.adapter_type", config.flow_matching.family),
+    ];
+    for (path, name) in names {
+        if let Some(name) = name.filter(|name| *name != family.name()) {
+            let message = format!("`{path}` is `{name}`, but the model is a `{}`", family.name());
+            refuse(path, Problem::new(message).help(format!("set it to `{}`, or remove it", family.name())));
+        }
+    }
+    let class = folder.index["transformer"][1].as_str();
+    if let (Some(asked), Some(class)) = (config.model.transformer_class.as_deref(), class)
+        && asked != class
+    {
+        let message = format!("`model.pipeline_spec.transformer_cls` is `{asked}`, but the model has a `{class}`");
+        refuse("model.pipeline_spec.transformer_cls", Problem::new(message));
+    }
+    let adapter = session::adapter_spec(config, family);
+    let has_peft = adapter.is_some();
+    let options = BuildOptions { device: Device::Cpu, storage: Kind::Float, trainable: true, adapter };
+    let builder = Builder::meta(options);
+    if let Err(error) = family.transformer(folder, &builder) {
+        refuse("model.pretrained_model_name_or_path", problem_of(&error));
+    } else if let Err(error) = builder.finish() {
+        refuse(if has_peft { "peft.target_modules" } else { "model" }, problem_of(&error));
+    }
+    if let Some(samples) = &config.samples {
+        let unit = family.pixel_quantum(folder);
+        for (path, side) in [("samples.width", samples.width), ("samples.height", samples.height)] {
+            if side == 0 || side % unit != 0 {
+                let message = format!("`{path}` is {side}, which is not a multiple of {unit}");
+                refuse(path, Problem::new(message).help(format!("use {}", (side / unit).max(1) * unit)));
+            }
+        }
+    }
+    problems
+}
+
+fn problem_of(error: &(impl miette::Diagnostic + 'static)) -> Problem {
+    let mut problem = Problem::new(error.to_string());
+    problem.help = error.help().map(|help| help.to_string());
+    problem
+}

@@ -1,0 +1,70 @@
+//! The parts of a diffusers folder that training leaves alone: copied once, then linked from checkpoint to checkpoint.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use models::ModelFolder;
+use stage::Failure;
+
+/// Where unchanged files come from.
+pub(crate) struct Unchanged<'a> {
+    pub(crate) model: &'a ModelFolder,
+    /// Whether the model's files never change in place (the Hub's cache), so that they may be linked, too.
+    pub(crate) immutable: bool,
+    /// An earlier checkpoint of this run.
+    pub(crate) previous: Option<&'a Path>,
+}
+
+impl Unchanged<'_> {
+    /// Puts everything but the denoiser's weights into `folder`.
+    pub(crate) fn place(&self, folder: &Path) -> Result<(), Failure> {
+        for file in self.files()? {
+            let target = folder.join(&file);
+            if let Some(parent) = target.parent() {
+                fs_err::create_dir_all(parent)?;
+            }
+            self.place_file(&file, &target)?;
+        }
+        Ok(())
+    }
+
+    fn place_file(&self, file: &Path, target: &Path) -> Result<(), Failure> {
+        let source = self.model.path.join(file);
+        let linkable = match self.previous.map(|previous| previous.join(file)).filter(|path| path.is_file()) {
+            Some(previous) => Some(previous),
+            None if self.immutable => Some(fs_err::canonicalize(&source)?),
+            None => None,
+        };
+        // A link fails across file systems, or on one without links: then the bytes are copied.
+        if !linkable.is_some_and(|from| fs_err::hard_link(from, target).is_ok()) {
+            fs_err::copy(&source, target)?;
+        }
+        Ok(())
+    }
+
+    /// `model_index.json`, the denoiser's configuration, and all files of the other components, relative to the folder.
+    fn files(&self) -> Result<BTreeSet<PathBuf>, Failure> {
+        let mut files: BTreeSet<PathBuf> = ["model_index.json", "transformer/config.json"].map(PathBuf::from).into();
+        for (name, entry) in self.model.index.as_object().into_iter().flatten() {
+            let is_component = entry.get(1).is_some_and(serde_json::Value::is_string);
+            if is_component && name != "transformer" {
+                self.walk(Path::new(name), &mut files)?;
+            }
+        }
+        Ok(files)
+    }
+
+    fn walk(&self, folder: &Path, files: &mut BTreeSet<PathBuf>) -> Result<(), Failure> {
+        for entry in fs_err::read_dir(self.model.path.join(folder))? {
+            let entry = entry?;
+            let path = folder.join(entry.file_name());
+            // Follows links: the Hub's cache is made of them.
+            if entry.path().is_dir() {
+                self.walk(&path, files)?
+            } else {
+                let _ = files.insert(path);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! The training recipe: NeMo Automodel's YAML schema, read strictly, one block a file.
+//!
+//! Every key of the peer's schema is honoured or answered by one note; any other key is a mistake with a suggestion.
+//! What moves a number is serialised into the stage's key; what does not is skipped.
+
+mod additions;
+mod checkpoint;
+mod data;
+mod distributed;
+mod flow_matching;
+#[cfg(test)]
+mod lr_golden;
+mod lr_scheduler;
+mod model;
+mod optimizer;
+mod peft;
+mod reader;
+mod source;
+mod step_scheduler;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+
+use serde::Serialize;
+use serde_json::{Map, Value};
+use spec::Problem;
+
+pub(crate) use additions::{Ema, Samples, Validation};
+pub(crate) use checkpoint::Checkpoint;
+pub(crate) use data::Data;
+pub(crate) use flow_matching::FlowMatching;
+pub(crate) use lr_scheduler::{LrScheduler, Rates};
+pub(crate) use model::{Mode, Model};
+pub(crate) use optimizer::Optimizer;
+pub(crate) use peft::Peft;
+pub(crate) use step_scheduler::StepScheduler;
+
+use reader::{Block, Report};
+
+/// Everything a run is told.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Config {
+    pub(crate) seed: u64,
+    pub(crate) model: Model,
+    pub(crate) optimizer: Optimizer,
+    pub(crate) clip_grad_norm: Option<f64>,
+    pub(crate) lr_scheduler: Option<LrScheduler>,
+    pub(crate) flow_matching: FlowMatching,
+    pub(crate) step_scheduler: StepScheduler,
+    pub(crate) data: Data,
+    pub(crate) checkpoint: Checkpoint,
+    pub(crate) peft: Option<Peft>,
+    pub(crate) ema: Option<Ema>,
+    pub(crate) validation: Option<Validation>,
+    pub(crate) samples: Option<Samples>,
+    /// Activations inside blocks are computed again in the backward pass: less memory, more time, the same numbers.
+    #[serde(skip)]
+    pub(crate) activation_checkpointing: bool,
+}
+
+/// A training recipe that was read, with what there is to say about it.
+pub(crate) struct Loaded {
+    pub(crate) config: Config,
+    pub(crate) notes: Vec<String>,
+    pub(crate) problems: Vec<Problem>,
+    origin: source::Origin,
+}
+
+impl Loaded {
+    /// Gives a mistake found later the place of the value at dotted `path`.
+    pub(crate) fn place(&self, path: &str, problem: Problem) -> Problem {
+        self.origin.place(path, problem)
+    }
+}
+
+/// Reads the YAML file `config` (our copy of the peer's FLUX settings if `None`), with `table` laid over it.
+pub(crate) fn load(config: Option<&str>, table: Map<String, Value>, base_dir: &Path) -> Result<Loaded, Problem> {
+    let merged = source::merge(config, table, base_dir)?;
+    let report = Report::new(merged.origin);
+    let mut root = Block::root(&report, merged.values);
+    let config = Config::read(&mut root, &report);
+    root.finish();
+    let (problems, mut notes, origin) = report.finish();
+    notes.splice(0..0, merged.notes);
+    Ok(Loaded { config, notes, problems, origin })
+}
+
+impl Config {
+    fn read(root: &mut Block<'_>, report: &Report) -> Self {
+        let optimizer = Optimizer::read(root.block_or_empty("optimizer"));
+        let lr_scheduler = root.block("lr_scheduler").map(LrScheduler::read);
+        if let Some((key, problem)) = lr_scheduler.as_ref().and_then(|scheduler| scheduler.ranges(&optimizer)) {
+            report.problem(&format!("lr_scheduler.{key}"), problem);
+        }
+        let step_scheduler = StepScheduler::read(root.block_or_empty("step_scheduler"));
+        let config = Self {
+            seed: root.count("seed").unwrap_or(42),
+            model: Model::read(root.block_or_empty("model")),
+            clip_grad_norm: optimizer::clip(root.block_or_empty("clip_grad_norm")),
+            flow_matching: FlowMatching::read(root.block_or_empty("flow_matching")),
+            data: Data::read(root.block_or_empty("data"), step_scheduler.local_batch_size),
+            step_scheduler,
+            checkpoint: Checkpoint::read(root.block_or_empty("checkpoint")),
+            peft: root.block("peft").map(Peft::read),
+            ema: root.block("ema").map(Ema::read),
+            validation: root.block("validation").map(Validation::read),
+            samples: root.block("samples").map(Samples::read),
+            activation_checkpointing: distributed::activation_checkpointing(root),
+            optimizer,
+            lr_scheduler,
+        };
+        distributed::bystanders(root, report);
+        config.remark(report);
+        config
+    }
+
+    /// Things worth knowing that no single key shows.
+    fn remark(&self, report: &Report) {
+        if self.peft.is_none() && self.model.torch_dtype == model::Dtype::Bfloat16 {
+            report.note(
+                "model.torch_dtype: `bfloat16`: checkpoints are written in it; masters and optimizer state are float32"
+                    .to_owned(),
+            );
+        }
+        if self.model.mode == Mode::Pretrain && self.peft.is_some() {
+            let problem = Problem::new("`peft` needs trained weights, and `model.mode` is `pretrain`")
+                .help("remove one of the two");
+            report.problem("peft", problem);
+        }
+        let warmup = self.lr_scheduler.as_ref().and_then(|scheduler| scheduler.warmup_steps);
+        if let (Some(warmup), Some(steps)) = (warmup, self.step_scheduler.max_steps)
+            && warmup >= steps
+        {
+            report.note(format!(
+                "lr_scheduler.lr_warmup_steps: {warmup}: the run ends after {steps} steps, still warming up"
+            ));
+        }
+    }
+}

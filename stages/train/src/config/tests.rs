@@ -1,0 +1,235 @@
+//! What the schema promises: published files are accepted, every key is answered, mistakes have a place.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+/// Settings of the peer's published files, old and new schema, as a user would bring them.
+const OLD_SCHEMA: &str = r#"
+model:
+  pretrained_model_name_or_path: "black-forest-labs/FLUX.1-dev"
+  mode: "finetune"
+  cache_dir: null
+  attention_backend: "flash"
+optim:
+  learning_rate: 3e-5
+  optimizer:
+    weight_decay: 0.02
+    betas: [0.9, 0.98]
+    fused: true
+step_scheduler:
+  log_every: 1
+  global_batch_size: 16
+  local_batch_size: 2
+flow_matching:
+  adapter_type: "flux"
+dist_env:
+  backend: "nccl"
+  init_method: "env://"
+ci:
+  recipe_owner: someone
+"#;
+
+fn table(json: Value) -> Map<String, Value> {
+    json.as_object().unwrap().clone()
+}
+
+fn loaded(yaml: &str, over: Value) -> Loaded {
+    let dir = tempfile::tempdir().unwrap();
+    fs_err::write(dir.path().join("x.yaml"), yaml).unwrap();
+    load(Some("x.yaml"), table(over), dir.path()).unwrap()
+}
+
+fn recipes() -> std::path::PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes")
+}
+
+#[test]
+fn our_copies_of_the_published_files_are_accepted() {
+    for file in ["flux_t2i_flow.yaml", "flux_t2i_flow_lora.yaml"] {
+        let loaded = load(Some(file), Map::new(), &recipes()).unwrap();
+        assert_eq!(loaded.problems, [], "{file}");
+        let config = loaded.config;
+        assert_eq!(
+            (config.seed, config.flow_matching.flow_shift, config.flow_matching.loss_weighting),
+            (42, 1.0, None)
+        );
+        assert_eq!((config.flow_matching.cfg_dropout_prob, config.flow_matching.guidance_scale), (0.1, 1.0));
+        assert_eq!((config.optimizer.lr, config.clip_grad_norm), (2e-5, Some(1.0)));
+        assert_eq!(config.peft.is_some(), file.contains("lora"));
+        assert!(!config.activation_checkpointing);
+    }
+}
+
+#[test]
+fn no_file_means_our_copy_of_the_published_full_fine_tune() {
+    let none = load(None, Map::new(), Path::new("/nowhere")).unwrap();
+    let file = load(Some("flux_t2i_flow.yaml"), Map::new(), &recipes()).unwrap();
+    assert_eq!(none.config, file.config);
+    assert_eq!((none.config.step_scheduler.global_batch_size, none.config.step_scheduler.local_batch_size), (32, 4));
+}
+
+#[test]
+fn keys_without_effect_are_answered_in_one_line_each() {
+    let notes = load(Some("flux_t2i_flow.yaml"), Map::new(), &recipes()).unwrap().notes;
+    for key in
+        ["model.transformer_engine_fp8:", "model.attention_backend:", "fsdp.dp_size:", "fsdp.enable_fsdp2_prefetch:"]
+    {
+        assert_eq!(notes.iter().filter(|note| note.starts_with(key)).count(), 1, "{key} in {notes:#?}");
+    }
+    assert!(notes.iter().all(|note| !note.contains('\n')));
+}
+
+#[test]
+fn the_old_schema_is_read_with_a_note_each() {
+    let loaded = loaded(OLD_SCHEMA, json!({}));
+    assert_eq!(loaded.problems, []);
+    assert_eq!(loaded.config.optimizer, Optimizer { lr: 3e-5, weight_decay: 0.02, betas: (0.9, 0.98), eps: 1e-8 });
+    for key in ["optim.learning_rate", "optim.optimizer", "step_scheduler.log_every", "dist_env", "ci"] {
+        assert!(loaded.notes.iter().any(|note| note.starts_with(key)), "{key}");
+    }
+    // Absent keys take the peer's class defaults.
+    assert_eq!(
+        (loaded.config.flow_matching.flow_shift, loaded.config.flow_matching.loss_weighting),
+        (3.0, Some("linear"))
+    );
+}
+
+#[test]
+fn the_recipes_table_overrides_the_file() {
+    let over = json!({"seed": 7, "optimizer": {"lr": 1e-3}, "model": {"pretrained_model_name_or_path": "here"}});
+    let config = loaded(OLD_SCHEMA, over).config;
+    assert_eq!((config.seed, config.optimizer.lr, config.optimizer.weight_decay), (7, 1e-3, 0.02));
+    assert_eq!(config.model.name, "here");
+}
+
+#[test]
+fn an_unknown_key_is_a_mistake_with_file_line_and_suggestion() {
+    let problems = loaded(&OLD_SCHEMA.replace("global_batch_size", "globl_batch_size"), json!({})).problems;
+    let [problem] = problems.as_slice() else { panic!("{problems:?}") };
+    assert_eq!(problem.message, "unknown key `globl_batch_size` in `step_scheduler`");
+    assert_eq!(problem.help.as_deref(), Some("did you mean `global_batch_size`?"));
+    assert!(problem.file.as_ref().is_some_and(|file| file.ends_with("x.yaml")));
+    assert_eq!(problem.line, Some(15));
+    // The same mistake in the recipe's own table is placed by field.
+    let problems = loaded(OLD_SCHEMA, json!({"step_scheduler": {"globl_batch_size": 8}})).problems;
+    assert_eq!(problems[0].field.as_deref(), Some("step_scheduler.globl_batch_size"));
+}
+
+#[test]
+fn mistakes_are_all_found_at_once() {
+    let over = json!({
+        "optimizer": {"lr": "fast", "_target_": "dion.Muon"},
+        "flow_matching": {"timestep_sampling": "logitnormal", "sigma_min": 0.9, "sigma_max": 0.8},
+        "step_scheduler": {"global_batch_size": 10, "local_batch_size": 4},
+        "lr_scheduler": {"lr_decay_style": "cosin", "lr_warmup_steps": 0.1},
+        "data": {"dataloader": {"dynamic_batch_size": true}},
+        "fsdp": {}, "ddp": {},
+    });
+    let fields: Vec<_> = loaded(OLD_SCHEMA, over).problems.into_iter().filter_map(|problem| problem.field).collect();
+    for field in [
+        "optimizer.lr",
+        "optimizer._target_",
+        "flow_matching.timestep_sampling",
+        "flow_matching.sigma_max",
+        "step_scheduler.global_batch_size",
+        "lr_scheduler.lr_decay_style",
+        "lr_scheduler.lr_warmup_steps",
+        "data.dataloader.dynamic_batch_size",
+        "ddp",
+    ] {
+        assert!(fields.iter().any(|f| f == field), "{field} in {fields:?}");
+    }
+}
+
+#[test]
+fn a_missing_file_names_itself_and_the_nearest_one() {
+    let Err(problem) = load(Some("flux_t2i_flow_lra.yaml"), Map::new(), &recipes()) else { panic!("found") };
+    assert!(problem.message.contains("flux_t2i_flow_lra.yaml") && problem.message.contains("no such file"));
+    assert_eq!(problem.help.as_deref(), Some("did you mean `flux_t2i_flow_lora.yaml`?"));
+}
+
+#[test]
+fn bad_yaml_is_placed_by_line() {
+    let dir = tempfile::tempdir().unwrap();
+    fs_err::write(dir.path().join("x.yaml"), "model:\n  mode: a\n bad: [1\n").unwrap();
+    let Err(problem) = load(Some("x.yaml"), Map::new(), dir.path()) else { panic!("parsed") };
+    assert!(problem.line.is_some() && problem.message.contains("not valid YAML"), "{problem:?}");
+}
+
+fn key(over: Value) -> Value {
+    let loaded = loaded(OLD_SCHEMA, over);
+    assert_eq!(loaded.problems, []);
+    serde_json::to_value(loaded.config).unwrap()
+}
+
+#[test]
+fn what_does_not_move_a_number_does_not_move_the_key() {
+    let plain = key(json!({}));
+    for over in [
+        json!({"fsdp": {"dp_size": 8, "activation_checkpointing": true}}),
+        json!({"ddp": {"find_unused_parameters": true}}),
+        json!({"dist_env": {"timeout_minutes": 3}}),
+        json!({"wandb": {"enable": true, "project": "x"}}),
+        json!({"data": {"dataloader": {"num_workers": 9, "cache_dir": "/tmp/x"}}}),
+        json!({"step_scheduler": {"log_remote_every_steps": 5, "local_batch_size": 4}}),
+        json!({"checkpoint": {"checkpoint_dir": "/tmp/y"}}),
+        json!({"model": {"attention_backend": "native", "pretrained_model_name_or_path": "another/name"}}),
+        json!({"optimizer": {"foreach": true}}),
+        json!({"performance": {"check_loss": true}}),
+    ] {
+        assert_eq!(key(over.clone()), plain, "{over}");
+    }
+}
+
+#[test]
+fn what_moves_a_number_moves_the_key() {
+    let plain = key(json!({}));
+    let overs = [
+        json!({"seed": 1}),
+        json!({"model": {"mode": "pretrain"}}),
+        json!({"model": {"torch_dtype": "float32"}}),
+        json!({"model": {"compute_dtype": "float32"}}),
+        json!({"optimizer": {"lr": 1.0}}),
+        json!({"optimizer": {"weight_decay": 1.0}}),
+        json!({"optimizer": {"betas": [0.1, 0.2]}}),
+        json!({"optimizer": {"eps": 1e-4}}),
+        json!({"clip_grad_norm": {"max_norm": 2}}),
+        json!({"lr_scheduler": {"lr_decay_style": "linear"}}),
+        json!({"flow_matching": {"timestep_sampling": "mode"}}),
+        json!({"flow_matching": {"logit_mean": 1}}),
+        json!({"flow_matching": {"logit_std": 2}}),
+        json!({"flow_matching": {"flow_shift": 2}}),
+        json!({"flow_matching": {"mix_uniform_ratio": 0.5}}),
+        json!({"flow_matching": {"sigma_min": 0.5}}),
+        json!({"flow_matching": {"sigma_max": 0.5}}),
+        json!({"flow_matching": {"use_sigma_noise": false}}),
+        json!({"flow_matching": {"use_loss_weighting": false}}),
+        json!({"flow_matching": {"loss_weighting_scheme": "bsmntw"}}),
+        json!({"flow_matching": {"cfg_dropout_prob": 0}}),
+        json!({"flow_matching": {"adapter_kwargs": {"guidance_scale": 2}}}),
+        json!({"step_scheduler": {"global_batch_size": 8}}),
+        json!({"step_scheduler": {"num_epochs": 3}}),
+        json!({"step_scheduler": {"max_steps": 3}}),
+        json!({"step_scheduler": {"ckpt_every_steps": 3}}),
+        json!({"step_scheduler": {"save_checkpoint_every_epoch": false}}),
+        json!({"data": {"dataloader": {"shuffle": false}}}),
+        json!({"data": {"dataloader": {"drop_last": true}}}),
+        json!({"checkpoint": {"max_recent_checkpoints": 1}}),
+        json!({"peft": {"dim": 4}}),
+        json!({"peft": {"alpha": 4}}),
+        json!({"peft": {"target_modules": ["*"]}}),
+        json!({"ema": {}}),
+        json!({"ema": {"decay": 0.9}}),
+        json!({"validation": {}}),
+        json!({"validation": {"count": 3}}),
+        json!({"samples": {"prompts": ["x"]}}),
+        json!({"samples": {"prompts": ["y"]}}),
+    ];
+    let mut seen = vec![plain];
+    for over in overs {
+        let key = key(over.clone());
+        assert!(!seen.contains(&key), "{over}");
+        seen.push(key);
+    }
+}

@@ -1,0 +1,218 @@
+//! Which samples each optimizer step takes, and in which micro-batches they go through the model.
+//!
+//! The order of an epoch is a function of (seed, epoch, sample id, bucket) alone, and a step takes the next
+//! `global_batch_size` samples of it. Only then is a step cut: at borders of buckets, and into micro-batches. So neither
+//! the micro-batch size nor the number of ranks changes which samples a step sees. With buckets one after the other this
+//! is the peer's arithmetic, `ceil(batches / accumulation)` steps an epoch, when the global batch holds whole local ones.
+
+use nn::rng::Stream;
+use spec::Bucket;
+
+/// What the plan needs to know of a sample.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Item {
+    pub(crate) sample_id: String,
+    pub(crate) bucket: Bucket,
+}
+
+/// The rule.
+#[derive(Debug, Clone)]
+pub(crate) struct Plan {
+    /// Indices of items, by bucket, in the order of their ids.
+    buckets: Vec<(Bucket, Vec<usize>)>,
+    ids: Vec<String>,
+    rule: Rule,
+}
+
+/// What of the training recipe the plan depends on.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rule {
+    pub(crate) seed: u64,
+    pub(crate) shuffle: bool,
+    /// `Some(n)`: what does not fill a last batch of `n` of a bucket is left out of the epoch.
+    pub(crate) drop_last: Option<u64>,
+    pub(crate) global_batch: u64,
+    pub(crate) local_batch: u64,
+    pub(crate) ranks: u64,
+}
+
+/// Indices of items of one bucket that go through the model together.
+pub(crate) type MicroBatch = Vec<usize>;
+
+impl Plan {
+    pub(crate) fn new(items: &[Item], rule: Rule) -> Self {
+        let mut order: Vec<usize> = (0..items.len()).collect();
+        order.sort_by(|a, b| (items[*a].bucket, &items[*a].sample_id).cmp(&(items[*b].bucket, &items[*b].sample_id)));
+        let mut buckets: Vec<(Bucket, Vec<usize>)> = Vec::new();
+        for index in order {
+            match buckets.last_mut() {
+                Some((bucket, members)) if *bucket == items[index].bucket => members.push(index),
+                _ => buckets.push((items[index].bucket, vec![index])),
+            }
+        }
+        Self { buckets, ids: items.iter().map(|item| item.sample_id.clone()).collect(), rule }
+    }
+
+    /// Samples of one epoch.
+    pub(crate) fn samples_per_epoch(&self) -> u64 {
+        self.buckets.iter().map(|(_, members)| self.kept(members.len()) as u64).sum()
+    }
+
+    /// Optimizer steps of one epoch; the last may take fewer samples.
+    pub(crate) fn epoch_len(&self) -> u64 {
+        self.samples_per_epoch().div_ceil(self.rule.global_batch)
+    }
+
+    /// Samples of a bucket of `count` that take part in an epoch.
+    fn kept(&self, count: usize) -> usize {
+        self.rule.drop_last.map_or(count, |batch| count - count % batch as usize)
+    }
+
+    /// The epoch's samples: buckets one after the other.
+    pub(crate) fn epoch(&self, epoch: u64) -> Epoch<'_> {
+        let mut order: Vec<&(Bucket, Vec<usize>)> = self.buckets.iter().collect();
+        if self.rule.shuffle {
+            order.sort_by_cached_key(|(bucket, _)| self.ticket("bucket order", epoch, &bucket.to_string()));
+        }
+        let samples = order.into_iter().flat_map(|(bucket, members)| {
+            let mut members = members.clone();
+            if self.rule.shuffle {
+                members.sort_by_cached_key(|index| self.ticket("sample order", epoch, &self.ids[*index]));
+            }
+            members.truncate(self.kept(members.len()));
+            members.into_iter().map(move |index| (*bucket, index))
+        });
+        Epoch { samples: samples.collect(), rule: &self.rule }
+    }
+
+    /// A place in the queue: random, but the same for the same name; equal draws are told apart by the stable order.
+    fn ticket(&self, purpose: &str, epoch: u64, name: &str) -> u64 {
+        let draw = Stream::new(self.rule.seed, &[purpose.into(), epoch.into(), name.into()]).uniform();
+        (draw * 9_007_199_254_740_992.0) as u64
+    }
+}
+
+/// One epoch, in order.
+pub(crate) struct Epoch<'p> {
+    samples: Vec<(Bucket, usize)>,
+    rule: &'p Rule,
+}
+
+impl Epoch<'_> {
+    /// What `rank` does for step `step` of the epoch: its micro-batches, and how many samples the step has on all ranks.
+    pub(crate) fn step(&self, step: u64, rank: u64) -> (Vec<MicroBatch>, u64) {
+        let first = (step * self.rule.global_batch) as usize;
+        let last = (first + self.rule.global_batch as usize).min(self.samples.len());
+        let group = &self.samples[first.min(last)..last];
+        let mut batches = Vec::new();
+        for run in group.chunk_by(|(a, _), (b, _)| a == b) {
+            // One round: a micro-batch on each rank.
+            for round in run.chunks((self.rule.local_batch * self.rule.ranks) as usize) {
+                let share = |rank: u64| round.len() * rank as usize / self.rule.ranks as usize;
+                let mine = &round[share(rank)..share(rank + 1)];
+                if !mine.is_empty() {
+                    batches.push(mine.iter().map(|(_, index)| *index).collect());
+                }
+            }
+        }
+        (batches, group.len() as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn items(counts: &[usize]) -> Vec<Item> {
+        let bucket = |i: usize| Bucket { width: 64 * (i as u32 + 1), height: 64, frames: 1 };
+        let item = |bucket_index, i| Item { sample_id: format!("{bucket_index}-{i}"), bucket: bucket(bucket_index) };
+        counts.iter().enumerate().flat_map(|(b, count)| (0..*count).map(move |i| item(b, i))).collect()
+    }
+
+    fn rule(global_batch: u64, local_batch: u64) -> Rule {
+        Rule { seed: 3, shuffle: true, drop_last: None, global_batch, local_batch, ranks: 1 }
+    }
+
+    fn step_sets(plan: &Plan, epoch: u64) -> Vec<Vec<usize>> {
+        let order = plan.epoch(epoch);
+        (0..plan.epoch_len()).map(|step| order.step(step, 0).0.concat()).collect()
+    }
+
+    #[test]
+    fn the_tarot_walk_through_ends_in_epoch_66_step_199() {
+        let plan = Plan::new(&items(&[78]), rule(32, 4));
+        assert_eq!(plan.epoch_len(), 3);
+        let step = 199;
+        assert_eq!(step / plan.epoch_len(), 66);
+        let sizes: Vec<u64> = (0..3).map(|step| plan.epoch(0).step(step, 0).1).collect();
+        assert_eq!(sizes, [32, 32, 14]);
+        let (batches, _) = plan.epoch(0).step(2, 0);
+        assert_eq!(batches.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 4, 2]);
+    }
+
+    #[test]
+    fn epochs_differ_and_repeat_themselves() {
+        let plan = Plan::new(&items(&[20, 30]), rule(8, 4));
+        assert_eq!(step_sets(&plan, 4), step_sets(&plan, 4));
+        assert_ne!(step_sets(&plan, 4), step_sets(&plan, 5));
+        let other = Plan::new(&items(&[20, 30]), Rule { seed: 4, ..rule(8, 4) });
+        assert_ne!(step_sets(&plan, 4), step_sets(&other, 4));
+    }
+
+    #[test]
+    fn without_shuffle_the_order_is_that_of_ids() {
+        let plan = Plan::new(&items(&[3, 2]), Rule { shuffle: false, ..rule(2, 2) });
+        assert_eq!(step_sets(&plan, 7), [vec![0, 1], vec![2, 3], vec![4]]);
+    }
+
+    proptest! {
+        #[test]
+        fn every_sample_is_seen_once_an_epoch(counts in prop::collection::vec(1usize..20, 1..4), local in 1u64..5, accumulate in 1u64..4, epoch in 0u64..50) {
+            let items = items(&counts);
+            let plan = Plan::new(&items, rule(local * accumulate, local));
+            let mut seen: Vec<usize> = step_sets(&plan, epoch).concat();
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..items.len()).collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn micro_batches_hold_one_bucket_and_no_more_than_asked(counts in prop::collection::vec(1usize..20, 1..4), local in 1u64..5) {
+            let items = items(&counts);
+            let plan = Plan::new(&items, rule(local * 2, local));
+            let epoch = plan.epoch(1);
+            for batch in (0..plan.epoch_len()).flat_map(|step| epoch.step(step, 0).0) {
+                prop_assert!(batch.len() as u64 <= local);
+                prop_assert_eq!(batch.iter().map(|i| items[*i].bucket).collect::<BTreeSet<_>>().len(), 1);
+            }
+        }
+
+        #[test]
+        fn neither_split_nor_ranks_change_what_a_step_sees(counts in prop::collection::vec(1usize..20, 1..4), epoch in 0u64..9, ranks in 1u64..4) {
+            let items = items(&counts);
+            let whole = Plan::new(&items, rule(8, 8));
+            let split = Plan::new(&items, Rule { ranks, ..rule(8, 2) });
+            prop_assert_eq!(whole.epoch_len(), split.epoch_len());
+            let (a, b) = (whole.epoch(epoch), split.epoch(epoch));
+            for step in 0..whole.epoch_len() {
+                let set = |batches: Vec<MicroBatch>| batches.concat().into_iter().collect::<BTreeSet<_>>();
+                let shares: Vec<_> = (0..ranks).map(|rank| b.step(step, rank)).collect();
+                prop_assert!(shares.iter().all(|(_, total)| *total == a.step(step, 0).1));
+                let all = shares.into_iter().flat_map(|(batches, _)| batches).collect();
+                prop_assert_eq!(set(a.step(step, 0).0), set(all));
+            }
+        }
+
+        #[test]
+        fn drop_last_leaves_whole_batches(counts in prop::collection::vec(1usize..20, 1..4), local in 1u64..5) {
+            let plan = Plan::new(&items(&counts), Rule { drop_last: Some(local), ..rule(local, local) });
+            let epoch = plan.epoch(0);
+            let batches: Vec<_> = (0..plan.epoch_len()).flat_map(|step| epoch.step(step, 0).0).collect();
+            prop_assert!(batches.iter().all(|batch| batch.len() as u64 == local));
+            prop_assert_eq!(batches.len() as u64, counts.iter().map(|c| *c as u64 / local).sum::<u64>());
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Sample pictures while training: prompts are encoded at the start and their encoders freed; the VAE is loaded for each round.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use diffusion::sample::{Guidance, sample};
+use diffusion::schedule::FlowMatchEuler;
+use media::Picture;
+use models::Text;
+use nn::BuildOptions;
+use stage::{Events, Failure};
+use tch::{Kind, Tensor};
+
+use crate::config::Samples;
+use crate::session::Session;
+use crate::unusable;
+
+/// What is drawn, ready to be drawn again.
+pub(crate) struct Preview<'a> {
+    settings: &'a Samples,
+    texts: Vec<Text>,
+    schedule: FlowMatchEuler,
+}
+
+impl<'a> Preview<'a> {
+    /// Encodes the prompts.
+    pub(crate) fn prepare(settings: &'a Samples, session: &Session, max_tokens: usize) -> Result<Self, Failure> {
+        let options = BuildOptions::frozen(session.device, session.compute);
+        let encoders = session.family.text_encoders(&session.folder, options).map_err(unusable)?;
+        let texts = tch::no_grad(|| encoders.encode(&settings.prompts, max_tokens)).map_err(unusable)?;
+        let config =
+            session.folder.json("scheduler/scheduler_config.json", "it gives the noise schedule").map_err(unusable)?;
+        Ok(Self { settings, texts, schedule: FlowMatchEuler::from_config(&config).map_err(unusable)? })
+    }
+
+    /// Draws all prompts after step `step` into `samples/step_S/`; leaves off when interrupted.
+    pub(crate) fn draw(&self, session: &Session, output: &Path, step: u64, events: &Events) -> Result<(), Failure> {
+        let folder = output.join("samples").join(format!("step_{step}"));
+        fs_err::create_dir_all(&folder)?;
+        let vae =
+            session.family.vae(&session.folder, BuildOptions::frozen(session.device, Kind::Float)).map_err(unusable)?;
+        let Samples { width, height, steps, guidance, seed, prompts, .. } = self.settings;
+        let shape = vae.latent_shape(*width, *height);
+        let tokens = session.family.image_tokens(&shape[1..]) as usize;
+        let schedule = self.schedule.schedule(*steps as usize, tokens).map_err(unusable)?;
+        let distilled = session.family.takes_guidance(&session.folder).map_err(unusable)?.then_some(*guidance as f32);
+        for (number, (prompt, text)) in prompts.iter().zip(&self.texts).enumerate() {
+            let positive = session.family.conditions(&[text], session.device, session.compute).map_err(unusable)?;
+            let shape: Vec<i64> = std::iter::once(1).chain(shape.iter().copied()).collect();
+            let noise = torch::ops::randn_seeded(*seed, &shape).map_err(Failure::from_diagnostic)?;
+            let noise = noise.to_device(session.device).to_kind(session.compute);
+            let guidance = Guidance { positive: &positive, negative: None, distilled };
+            let phase = format!("drawing sample {} of {}", number + 1, prompts.len());
+            let mut on_step = |done: usize, total: usize| {
+                events.progress(&phase, done as u64, Some(total as u64), "steps", None);
+                if events.interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            };
+            let drawn =
+                sample(session.transformer.as_ref(), &schedule, noise, &guidance, &mut on_step).map_err(unusable)?;
+            let Some(latents) = drawn else { return Ok(()) };
+            let pixels = tch::no_grad(|| vae.decode(&latents)).map_err(unusable)?;
+            let path = folder.join(format!("{number:03}.png"));
+            let text = [("prompt", prompt.clone()), ("step", step.to_string()), ("seed", seed.to_string())];
+            let text: Vec<_> = text.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+            media::write_png(&path, &picture(&pixels)?, &text).map_err(unusable)?;
+            events.output(format!("sample after step {step}"), path);
+        }
+        Ok(())
+    }
+}
+
+/// f32 [1, 3, H, W] in [-1, 1] to RGB8, rounded as diffusers does.
+fn picture(pixels: &Tensor) -> Result<Picture, Failure> {
+    let (_, _, height, width) = pixels.size4().map_err(Failure::from_error)?;
+    let bytes = ((pixels / 2.0 + 0.5).clamp(0.0, 1.0) * 255.0).round().squeeze_dim(0).permute([1, 2, 0]);
+    let rgb = Vec::try_from(bytes.to_kind(Kind::Uint8).contiguous().view(-1).to_device(tch::Device::Cpu));
+    Ok(Picture { width: width as u32, height: height as u32, rgb: rgb.map_err(Failure::from_error)? })
+}

@@ -1,0 +1,107 @@
+//! What is trained: the denoiser with its parameters, their optimizer, and their moving average.
+
+use models::{DynTransformer, Family, ModelFolder};
+use nn::ema::Ema;
+use nn::lora::Spec;
+use nn::optim::{AdamW, Settings};
+use nn::{BuildOptions, Builder, Conditions, Inputs, Named, Parameters, Weights};
+use stage::Failure;
+use tch::{Device, Kind, Tensor};
+
+use crate::config::{Config, Mode};
+use crate::unusable;
+
+/// Name of the weights' file in a diffusers component folder.
+pub(crate) const STEM: &str = "diffusion_pytorch_model";
+
+/// The state of a run that lives on the device.
+pub(crate) struct Session {
+    pub(crate) family: &'static dyn Family,
+    pub(crate) folder: ModelFolder,
+    pub(crate) transformer: DynTransformer,
+    pub(crate) parameters: Parameters,
+    pub(crate) optimizer: AdamW,
+    pub(crate) ema: Option<Ema>,
+    pub(crate) device: Device,
+    /// Kind of activations.
+    pub(crate) compute: Kind,
+    /// Scale given to the guidance embedding, if the model has one.
+    guidance: Option<f64>,
+    recompute: bool,
+}
+
+impl Session {
+    /// Builds the model: f32 masters for a full fine-tune, frozen weights and an f32 adapter for a LoRA.
+    pub(crate) fn build(config: &Config, folder: ModelFolder, device: Device) -> Result<Self, Failure> {
+        let family = models::family_of(&folder).map_err(unusable)?;
+        let adapter = adapter_spec(config, family);
+        let storage = if adapter.is_some() { Kind::from(config.model.torch_dtype) } else { Kind::Float };
+        let options = BuildOptions { device, storage, trainable: true, adapter };
+        let builder = match config.model.mode {
+            Mode::Finetune => {
+                let weights = Weights::open(&folder.path.join("transformer"), STEM).map_err(unusable)?;
+                Builder::from_weights(weights, options)
+            }
+            Mode::Pretrain => Builder::random(config.seed, options),
+        };
+        let transformer = family.transformer(&folder, &builder).map_err(unusable)?;
+        let parameters = builder.finish().map_err(unusable)?;
+        let betas = config.optimizer.betas;
+        let settings = Settings { betas, weight_decay: config.optimizer.weight_decay, eps: config.optimizer.eps };
+        let optimizer = AdamW::new(parameters.trainable(), settings).map_err(unusable)?;
+        let ema = config.ema.map(|_| Ema::new(parameters.trainable())).transpose().map_err(unusable)?;
+        let takes_guidance = family.takes_guidance(&folder).map_err(unusable)?;
+        Ok(Self {
+            family,
+            folder,
+            transformer,
+            parameters,
+            optimizer,
+            ema,
+            device,
+            compute: compute_kind(config, device),
+            guidance: takes_guidance.then_some(config.flow_matching.guidance_scale),
+            recompute: config.activation_checkpointing,
+        })
+    }
+
+    /// What is trained.
+    pub(crate) fn trained(&self) -> &[Named] {
+        self.optimizer.parameters()
+    }
+
+    /// The velocity at `latents` (f32 [B, ...]) and `sigma` (f32 [B]), in the compute kind.
+    pub(crate) fn velocity(&self, latents: Tensor, sigma: &Tensor, conditions: &Conditions) -> Result<Tensor, Failure> {
+        let to_device = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.to_device(self.device));
+        let guidance = self.guidance.map(|scale| Tensor::full([latents.size()[0]], scale, (Kind::Float, self.device)));
+        let inputs = Inputs {
+            latents,
+            sigma: sigma.shallow_clone(),
+            conditions: conditions.iter().map(to_device).collect(),
+            guidance,
+            compute: self.compute,
+        };
+        self.transformer.forward(&inputs, self.recompute).map_err(Failure::from_diagnostic)
+    }
+}
+
+/// Kind of activations: as asked, or bfloat16 where the device computes in it natively.
+fn compute_kind(config: &Config, device: Device) -> Kind {
+    match config.model.compute_dtype {
+        Some(dtype) => dtype.into(),
+        None if torch::device::native_bf16(device) => Kind::BFloat16,
+        None => Kind::Float,
+    }
+}
+
+/// The LoRA of the training recipe; without targets of its own it goes to the family's usual layers.
+pub(crate) fn adapter_spec(config: &Config, family: &dyn Family) -> Option<Spec> {
+    let peft = config.peft.as_ref()?;
+    let usual = || family.lora_targets().iter().map(|target| (*target).to_owned()).collect();
+    let targets = if peft.target_modules.is_empty() { usual() } else { peft.target_modules.clone() };
+    let mut spec = Spec::new(peft.dim as i64, peft.alpha, targets);
+    spec.exclude.clone_from(&peft.exclude_modules);
+    spec.dropout = peft.dropout;
+    spec.seed = config.seed;
+    Some(spec)
+}

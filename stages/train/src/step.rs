@@ -1,0 +1,119 @@
+//! One optimizer step: gradients of the mean loss over the global batch, however it is split, then AdamW.
+
+use diffusion::flow;
+use spec::Problem;
+use stage::{Exit, Failure};
+use tch::{Kind, Tensor};
+
+use crate::batch::{Batch, Draw};
+use crate::config::{Config, Rates};
+use crate::plan::Item;
+use crate::session::Session;
+
+/// What a step did.
+pub(crate) struct Stepped {
+    /// Mean of the samples' weighted losses.
+    pub(crate) loss: f64,
+    pub(crate) lr: f64,
+    /// Before clipping.
+    pub(crate) grad_norm: f64,
+    pub(crate) samples: Vec<Seen>,
+}
+
+/// One sample of a step.
+pub(crate) struct Seen {
+    pub(crate) sample: usize,
+    pub(crate) draw: Draw,
+    /// Weighted.
+    pub(crate) loss: f32,
+}
+
+/// Gathers the gradients of one step, micro-batch by micro-batch.
+pub(crate) struct Accumulation<'s> {
+    session: &'s mut Session,
+    /// Samples of the global batch.
+    total: u64,
+    seen: Vec<(usize, Draw)>,
+    losses: Vec<Tensor>,
+}
+
+impl<'s> Accumulation<'s> {
+    pub(crate) fn begin(session: &'s mut Session, total: u64) -> Result<Self, Failure> {
+        session.optimizer.clear_gradients().map_err(Failure::from_diagnostic)?;
+        Ok(Self { session, total, seen: Vec::new(), losses: Vec::new() })
+    }
+
+    /// Adds the gradients of `batch`: those of the sum of its losses over the size of the *global* batch.
+    pub(crate) fn add(&mut self, batch: &Batch) -> Result<(), Failure> {
+        let session = &*self.session;
+        let masks: Vec<u64> = batch.draws.iter().map(|draw| draw.mask).collect();
+        session.parameters.set_dropout_keys(Some(&masks));
+        let losses = sample_losses(session, batch)?;
+        let mean = losses.sum(Kind::Float) / self.total as f64;
+        torch::autograd::backward(&[mean], &[], false).map_err(Failure::from_diagnostic)?;
+        session.parameters.set_dropout_keys(None);
+        self.losses.push(losses.detach());
+        self.seen.extend(batch.samples.iter().copied().zip(batch.draws.iter().copied()));
+        Ok(())
+    }
+
+    /// Checks every loss and the gradient norm, and moves the parameters. Nothing moves if a number is not finite.
+    pub(crate) fn finish(self, step: u64, config: &Config, rates: &Rates, items: &[Item]) -> Result<Stepped, Failure> {
+        let losses: Vec<f32> = Vec::try_from(Tensor::cat(&self.losses, 0).to_device(tch::Device::Cpu))
+            .map_err(|error| Failure::from_error(error).exit(Exit::Bug))?;
+        let with_loss = self.seen.into_iter().zip(losses);
+        let samples: Vec<Seen> = with_loss.map(|((sample, draw), loss)| Seen { sample, draw, loss }).collect();
+        let loss = samples.iter().map(|seen| f64::from(seen.loss)).sum::<f64>() / self.total as f64;
+        if !loss.is_finite() {
+            let bad = samples.iter().filter(|seen| !seen.loss.is_finite());
+            return Err(not_finite(format!("the loss is not finite at step {step}"), bad, items));
+        }
+        let norm = match config.clip_grad_norm {
+            Some(max) => nn::optim::clip_gradients(self.session.trained(), max),
+            None => nn::optim::gradient_norm(self.session.trained()),
+        };
+        let grad_norm = match norm {
+            Ok(norm) if norm.is_finite() => norm,
+            Ok(norm) => {
+                return Err(not_finite(format!("the gradient norm is {norm} at step {step}"), samples.iter(), items));
+            }
+            Err(error @ nn::Error::NonFinite { .. }) => {
+                return Err(not_finite(format!("{error}, at step {step}"), samples.iter(), items));
+            }
+            Err(error) => return Err(Failure::from_diagnostic(error)),
+        };
+        let lr = rates.lr(step);
+        self.session.optimizer.set_weight_decay(rates.weight_decay(step));
+        self.session.optimizer.step(lr).map_err(Failure::from_diagnostic)?;
+        if let (Some(ema), Some(settings)) = (&mut self.session.ema, &config.ema) {
+            ema.update(settings.decay).map_err(Failure::from_diagnostic)?;
+        }
+        Ok(Stepped { loss, lr, grad_norm, samples })
+    }
+}
+
+/// Weighted loss of every sample: f32 [B], on the device, with its graph.
+pub(crate) fn sample_losses(session: &Session, batch: &Batch) -> Result<Tensor, Failure> {
+    let column = |value: fn(&Draw) -> f32| {
+        let values: Vec<f32> = batch.draws.iter().map(value).collect();
+        Tensor::from_slice(&values).to_device(session.device)
+    };
+    let (clean, noise) = (batch.clean.to_device(session.device), batch.noise.to_device(session.device));
+    let sigma = column(|draw| draw.sigma);
+    let velocity = session.velocity(flow::interpolate(&clean, &noise, &sigma), &sigma, &batch.conditions)?;
+    Ok(flow::sample_losses(&velocity, &flow::target(&clean, &noise)) * column(|draw| draw.weight))
+}
+
+/// The end of a run whose numbers went wrong, naming the samples in question.
+fn not_finite<'a>(what: String, samples: impl Iterator<Item = &'a Seen>, items: &[Item]) -> Failure {
+    const SHOWN: usize = 16;
+    let names: Vec<String> =
+        samples.map(|seen| format!("`{}` (sigma {:.4})", items[seen.sample].sample_id, seen.draw.sigma)).collect();
+    let mut list = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
+    if names.len() > SHOWN {
+        list += &format!(" and {} more", names.len() - SHOWN);
+    }
+    let help =
+        "look at these samples, or lower `optimizer.lr`; the run goes on from its last checkpoint when started again";
+    Failure::new(Exit::Numbers, Problem::new(format!("{what}; samples: {list}")).help(help))
+}

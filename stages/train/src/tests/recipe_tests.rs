@@ -1,0 +1,100 @@
+//! Files: what a checkpoint holds, what is linked, what is removed; and what `check` finds.
+
+use std::os::unix::fs::MetadataExt;
+
+use serde_json::{Value, json};
+use stage::{Checked, Stage};
+
+use super::world::{SQUARE, World, model};
+use crate::Train;
+
+#[test]
+fn a_checkpoint_is_a_whole_pipeline_and_unchanged_parts_are_shared() {
+    let world = World::new(&[(SQUARE, 8)]);
+    world.run("run", json!({"model": {"torch_dtype": "bfloat16"}})).unwrap();
+    let [first, last] = ["epoch_1_step_1", "epoch_3_step_3"].map(|name| world.output("run").join(name));
+    for part in ["model_index.json", "scheduler/scheduler_config.json", "vae/config.json", "transformer/config.json"] {
+        assert_eq!(fs_err::read(last.join(part)).unwrap(), fs_err::read(model().join(part)).unwrap(), "{part}");
+    }
+    let inode = |path: std::path::PathBuf| fs_err::metadata(path).unwrap().ino();
+    let vae = "vae/diffusion_pytorch_model.safetensors";
+    assert_eq!(inode(first.join(vae)), inode(last.join(vae)), "checkpoints share what training does not change");
+    assert_ne!(inode(first.join(vae)), inode(model().join(vae)), "a user's own folder may change in place");
+    let weights = nn::Weights::open(&last.join("transformer"), "diffusion_pytorch_model").unwrap();
+    assert_eq!(weights.kind("x_embedder.weight"), Some(tch::Kind::BFloat16));
+    let state = nn::Weights::file(&last.join("training_state/weights.safetensors")).unwrap();
+    assert_eq!(state.kind("x_embedder.weight"), Some(tch::Kind::Float));
+    let folder = models::ModelFolder::open(&last).unwrap();
+    assert_eq!(models::family_of(&folder).unwrap().name(), "flux");
+}
+
+#[test]
+fn only_the_asked_number_of_checkpoints_stays() {
+    let world = World::new(&[(SQUARE, 8)]);
+    world.run("run", json!({"checkpoint": {"max_recent_checkpoints": 1}})).unwrap();
+    assert_eq!(world.checkpoints("run"), ["epoch_3_step_3"]);
+}
+
+#[test]
+fn a_checkpoint_holds_the_average_when_there_is_one() {
+    let world = World::new(&[(SQUARE, 8)]);
+    world.run("run", json!({"ema": {"decay": 0.9}})).unwrap();
+    let tensors = |file: &str| world.tensors("run", &format!("epoch_3_step_3/{file}.safetensors"));
+    let written = tensors("transformer/diffusion_pytorch_model");
+    assert_eq!(written, tensors("training_state/ema"));
+    assert_ne!(written, tensors("training_state/weights"));
+}
+
+#[test]
+fn pictures_are_drawn_on_schedule() {
+    let world = World::new(&[(SQUARE, 8)]);
+    let samples = json!({"prompts": ["a fool", "a sun"], "every_steps": 2, "width": 64, "height": 128, "steps": 2});
+    world.run("run", json!({"samples": samples})).unwrap();
+    for step in [1, 3] {
+        for number in 0..2 {
+            let path = world.output(&format!("run/samples/step_{step}/00{number}.png"));
+            let picture = media::decode(&fs_err::read(path).unwrap(), [0; 3]).unwrap();
+            assert_eq!((picture.width, picture.height), (64, 128));
+        }
+    }
+}
+
+fn check(table: Value) -> Checked {
+    let parameters = serde_json::from_value(table).unwrap();
+    Train::check(&parameters, &crate::Settings::default(), std::path::Path::new("/"))
+}
+
+#[test]
+fn check_names_the_model_and_finds_nothing_wrong() {
+    let checked = check(json!({"base_model": model()}));
+    assert_eq!(checked.problems, []);
+    assert_eq!(checked.sources.len(), 1);
+    assert!(checked.key["optimizer"]["lr"].is_number());
+    assert!(!checked.key.to_string().contains("fixtures"), "no location in the key");
+}
+
+#[test]
+fn a_pattern_that_matches_nothing_is_found_before_anything_runs() {
+    let checked = check(json!({"base_model": model(), "peft": {"target_modules": ["*.attn.to_qq"]}}));
+    let [problem] = checked.problems.as_slice() else { panic!("{:?}", checked.problems) };
+    assert!(problem.message.contains("`*.attn.to_qq`"), "{problem:?}");
+    assert_eq!(problem.field.as_deref(), Some("peft.target_modules"));
+}
+
+#[test]
+fn an_adapter_of_another_family_and_a_missing_model_are_mistakes() {
+    let checked = check(json!({"base_model": model(), "flow_matching": {"adapter_type": "flux2"}}));
+    assert_eq!(checked.problems[0].field.as_deref(), Some("flow_matching.adapter_type"));
+    let checked = check(json!({"base_model": "no such folder"}));
+    assert_eq!(checked.problems[0].field.as_deref(), Some("base_model"));
+    let checked = check(json!({"base_model": model(), "samples": {"prompts": ["x"], "width": 70}}));
+    assert_eq!(checked.problems[0].field.as_deref(), Some("samples.width"));
+}
+
+#[test]
+fn the_recipes_own_model_wins_over_the_wired_one() {
+    let checked = check(json!({"base_model": "no such folder", "model": {"pretrained_model_name_or_path": model()}}));
+    assert_eq!(checked.problems, []);
+    let checked = check(json!({"base_model": model(), "model": {"mode": "pretrain"}}));
+    assert_eq!((checked.problems.len(), checked.sources.len()), (0, 1));
+}

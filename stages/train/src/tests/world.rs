@@ -1,0 +1,217 @@
+//! A throw-away data set and runs of the stage on it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use half::{bf16, f16};
+use nn::Weights;
+use nn::rng::Stream;
+use serde_json::{Value, json};
+use spec::Bucket;
+use stage::{CONTRACT, Events, Failure, Outcome, ResolvedSource, RunRequest, SourceKind, Stage, Work};
+use tables::{
+    Caption, CaptionsWriter, LatentMeta, Loss, Normalisation, ShardRow, ShardWriter, Step, TextMeta, caption_digest,
+};
+use tch::Tensor;
+
+use crate::Train;
+
+/// The tiny FLUX.
+pub(super) fn model() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/fixtures/flux-tiny").canonicalize().unwrap()
+}
+
+/// Shards and captions in a folder of their own.
+pub(super) struct World {
+    dir: tempfile::TempDir,
+    /// Overrides of every run.
+    common: Value,
+}
+
+pub(super) const SQUARE: Bucket = Bucket { width: 64, height: 64, frames: 1 };
+pub(super) const TALL: Bucket = Bucket { width: 64, height: 128, frames: 1 };
+
+impl World {
+    /// `count` random samples in each bucket; the last row of each shard is a repeat of the first.
+    pub(super) fn new(buckets: &[(Bucket, usize)]) -> Self {
+        Self::with_latents(buckets, |id, n| Stream::new(1, &["latent".into(), id.into()]).normals(n))
+    }
+
+    pub(super) fn with_latents(buckets: &[(Bucket, usize)], latent: impl Fn(&str, usize) -> Vec<f32>) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let meta = LatentMeta {
+            encoder: "test".to_owned(),
+            channels: 16,
+            spatial_stride: 8,
+            temporal_stride: None,
+            normalisation: Normalisation::ScaleShift { scaling: 1.0, shift: 0.0 },
+        };
+        let mut captions = vec![String::new()];
+        let mut index = Vec::new();
+        for (bucket, count) in buckets {
+            let shard = format!("shards/{bucket}/00000.arrow");
+            let path = dir.path().join("bucket").join(&shard);
+            fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+            let mut writer = ShardWriter::create(&path, &meta, *bucket).unwrap();
+            let values: usize = meta.shape(*bucket).iter().product();
+            for (i, repeated) in (0..*count).map(|i| (i, false)).chain([(0, true)]) {
+                let (id, caption) = (format!("{bucket}-{i}"), format!("caption {}", i % 3));
+                let values: Vec<f16> = latent(&id, values).into_iter().map(f16::from_f32).collect();
+                writer.push(&id, &caption_digest(&caption), repeated, &values).unwrap();
+                if !captions.contains(&caption) {
+                    captions.push(caption);
+                }
+            }
+            writer.finish().unwrap();
+            let row = ShardRow {
+                shard,
+                bucket_width: bucket.width as i32,
+                bucket_height: bucket.height as i32,
+                bucket_frames: 1,
+                rows: *count as i64 + 1,
+                repeated: 1,
+                bytes: 0,
+                digest: String::new(),
+            };
+            index.push(row);
+        }
+        tables::write(&dir.path().join("bucket/shards.parquet"), index).unwrap();
+        write_captions(dir.path(), &captions);
+        let common = json!({
+            "base_model": model(),
+            "seed": 5,
+            "model": {"torch_dtype": "float32", "compute_dtype": "float32"},
+            "optimizer": {"lr": 1e-3},
+            "step_scheduler": {"global_batch_size": 8, "local_batch_size": 8, "max_steps": 4, "ckpt_every_steps": 2},
+        });
+        Self { dir, common }
+    }
+
+    pub(super) fn output(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    /// Runs the stage into the folder `name`, with `over` laid over the common recipe.
+    pub(super) fn run(&self, name: &str, over: Value) -> Result<Outcome, Failure> {
+        self.run_until(name, over, false)
+    }
+
+    /// As [`World::run`]; `interrupted`: someone pressed ctrl-C before the first step.
+    pub(super) fn run_until(&self, name: &str, over: Value, interrupted: bool) -> Result<Outcome, Failure> {
+        let mut table = self.common.clone();
+        overlay(&mut table, &over);
+        let split = |keys: &[&str], inside: bool| -> Value {
+            let entries = table.as_object().unwrap().iter().filter(|(key, _)| keys.contains(&key.as_str()) == inside);
+            Value::Object(entries.map(|(k, v)| (k.clone(), v.clone())).collect())
+        };
+        let operational = ["fsdp", "ddp"];
+        let source = ResolvedSource {
+            kind: SourceKind::Path,
+            location: model().to_string_lossy().into_owned(),
+            commit: None,
+            parts: Vec::new(),
+            digest: String::new(),
+        };
+        let mut sources = BTreeMap::from([("model".to_owned(), source.clone())]);
+        if let Some(from) = table["checkpoint"]["restore_from"].as_str() {
+            sources.insert("restore_from".to_owned(), ResolvedSource { location: from.to_owned(), ..source });
+        }
+        let inputs = [("shards", "bucket"), ("captions", "encode")];
+        let events = Events::to(Box::new(std::io::sink()));
+        if interrupted {
+            events.interrupt();
+        }
+        Train::run(&Work {
+            parameters: serde_json::from_value(split(&operational, false)).unwrap(),
+            settings: serde_json::from_value(split(&operational, true)).unwrap(),
+            request: RunRequest {
+                contract: CONTRACT,
+                parameters: Value::Null,
+                base_dir: self.dir.path().to_owned(),
+                sources,
+                inputs: inputs.map(|(name, folder)| (name.to_owned(), self.dir.path().join(folder))).into(),
+                output: self.output(name),
+                scratch: self.dir.path().join("scratch"),
+                previous: Vec::new(),
+                device: "cpu".to_owned(),
+                threads: 1,
+            },
+            events,
+        })
+    }
+
+    /// (step, sample) → loss of a run.
+    pub(super) fn losses(&self, name: &str) -> BTreeMap<(i64, String), f32> {
+        let rows: Vec<Loss> = tables::read(&self.output(name).join("losses.parquet")).unwrap();
+        let count = rows.len();
+        let losses: BTreeMap<_, _> = rows.into_iter().map(|row| ((row.step, row.sample_id), row.loss)).collect();
+        assert_eq!(losses.len(), count, "a sample comes twice in a step");
+        losses
+    }
+
+    pub(super) fn steps(&self, name: &str) -> Vec<Step> {
+        tables::read(&self.output(name).join("steps.parquet")).unwrap()
+    }
+
+    /// Every tensor of a checkpoint's file.
+    pub(super) fn tensors(&self, name: &str, file: &str) -> BTreeMap<String, Tensor> {
+        let weights = Weights::file(&self.output(name).join(file)).unwrap();
+        weights.names().map(|key| (key.to_owned(), weights.tensor(key).unwrap())).collect()
+    }
+
+    /// Names of the checkpoints, oldest first.
+    pub(super) fn checkpoints(&self, name: &str) -> Vec<String> {
+        let found = crate::checkpoint::finished(&self.output(name)).unwrap();
+        found.into_iter().map(|c| c.path.file_name().unwrap().to_string_lossy().into_owned()).collect()
+    }
+}
+
+fn write_captions(dir: &Path, captions: &[String]) {
+    let folder = dir.join("encode/captions");
+    fs_err::create_dir_all(&folder).unwrap();
+    let encoders = ["clip", "t5"].map(|name| (name.to_owned(), "test".to_owned())).into();
+    let meta = TextMeta { encoders, max_tokens: 8 };
+    let mut writer = CaptionsWriter::create(&folder.join("part-00000.parquet"), &meta).unwrap();
+    let bytes = |text: &str, encoder: &str, n: usize| -> Vec<u8> {
+        let values = Stream::new(2, &[text.into(), encoder.into()]).normals(n);
+        values.into_iter().flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect()
+    };
+    for text in captions {
+        for (encoder, tokens) in [("clip", 8), ("t5", 8)] {
+            let is_t5 = encoder == "t5";
+            let row = Caption {
+                caption_digest: caption_digest(text),
+                text: text.clone(),
+                encoder: encoder.to_owned(),
+                tokens,
+                width: 16,
+                item_key: String::new(),
+                embedding: is_t5.then(|| bytes(text, encoder, 8 * 16)),
+                pooled: (!is_t5).then(|| bytes(text, encoder, 16)),
+            };
+            writer.push(row).unwrap();
+        }
+    }
+    writer.finish().unwrap();
+}
+
+fn overlay(under: &mut Value, over: &Value) {
+    match (under, over) {
+        (Value::Object(under), Value::Object(over)) => {
+            for (key, value) in over {
+                overlay(under.entry(key.clone()).or_insert(Value::Null), value);
+            }
+        }
+        (under, over) => *under = over.clone(),
+    }
+}
+
+/// Largest difference relative to the largest value, over all tensors.
+pub(super) fn difference(a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>) -> f64 {
+    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    let of = |(a, b): (&Tensor, &Tensor)| {
+        let scale = a.abs().max().double_value(&[]).max(1e-12);
+        (a - b).abs().max().double_value(&[]) / scale
+    };
+    a.values().zip(b.values()).map(of).fold(0.0, f64::max)
+}

@@ -1,0 +1,319 @@
+//! The loop: plan, steps, records, validation, pictures, checkpoints; from the start or from the last checkpoint.
+
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use models::ModelFolder;
+use serde_json::json;
+use spec::Problem;
+use stage::{Exit, Failure, Ledger, Outcome, SourceKind, Work};
+use tables::{Loss, Step};
+
+use crate::batch::Recipe;
+use crate::checkpoint::{self, Checkpoint};
+use crate::config::{self, Config, Rates};
+use crate::dataset::Dataset;
+use crate::plan::{Item, Plan, Rule};
+use crate::prefetch::{Piece, Pieces, with_pieces};
+use crate::preview::Preview;
+use crate::records::Records;
+use crate::session::Session;
+use crate::step::{Accumulation, Stepped};
+use crate::{Train, unusable, validate};
+
+/// Trains; see [`crate`].
+pub(crate) fn run(work: &Work<Train>) -> Result<Outcome, Failure> {
+    let request = &work.request;
+    torch::device::set_threads(request.threads);
+    let device = torch::device::resolve(&request.device).map_err(unusable)?;
+    let config = configuration(work)?;
+    let input = |name: &str| {
+        let missing = || Failure::new(Exit::Usage, Problem::new(format!("the request has no input `{name}`")));
+        request.inputs.get(name).ok_or_else(missing)
+    };
+    let dataset = Dataset::open(input("shards")?, input("captions")?)?;
+    let (folder, immutable) = model_folder(work)?;
+    let folder = ModelFolder::open(folder).map_err(unusable)?;
+    work.events.progress("loading the model", 0, None, "", None);
+    let mut session = Session::build(&config, folder, device)?;
+    let resumed = resume(work, &config, &mut session)?;
+    let run = Run::new(work, &config, &dataset, &session, immutable)?;
+    run.train(&mut session, resumed)
+}
+
+fn configuration(work: &Work<Train>) -> Result<Config, Failure> {
+    let table = work.parameters.table(&work.settings);
+    let recipe = |problem| Failure::new(Exit::Recipe, problem);
+    let loaded = config::load(work.parameters.config.as_deref(), table, &work.request.base_dir).map_err(recipe)?;
+    match loaded.problems.into_iter().next() {
+        Some(problem) => Err(recipe(problem)),
+        None => Ok(loaded.config),
+    }
+}
+
+/// Where the model lies, fetched if it is on the Hub; and whether its files never change in place.
+fn model_folder(work: &Work<Train>) -> Result<(PathBuf, bool), Failure> {
+    let missing = |what: &str| Failure::new(Exit::Usage, Problem::new(format!("the request has no {what}")));
+    let source = work.request.sources.get("model").ok_or_else(|| missing("source `model`"))?;
+    if source.kind == SourceKind::Path {
+        return Ok((PathBuf::from(&source.location), false));
+    }
+    let commit = source.commit.as_deref().ok_or_else(|| missing("commit of the model"))?;
+    let progress = |done, total| {
+        work.events.progress("fetching the model", done, Some(total), "bytes", None);
+        if work.events.interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    };
+    let folder = hub::Repo::model(&source.location)
+        .and_then(|repo| hub::local_folder(&repo, commit, &source.parts, &progress))
+        .map_err(|error| Failure::from_diagnostic(error).exit(Exit::Hub))?;
+    Ok((folder, true))
+}
+
+/// Where a run goes on: steps taken, their rows, and the checkpoint of this run, if it is one.
+struct Resumed {
+    steps: u64,
+    records: Records,
+    last: Option<Checkpoint>,
+}
+
+fn resume(work: &Work<Train>, config: &Config, session: &mut Session) -> Result<Resumed, Failure> {
+    let output = &work.request.output;
+    fs_err::create_dir_all(output)?;
+    if let Some(last) = checkpoint::finished(output)?.pop() {
+        let steps = checkpoint::restore(session, config, &last.path, false)?;
+        return Ok(Resumed { steps, records: Records::restore(output, steps)?, last: Some(last) });
+    }
+    let steps = match work.request.sources.get("restore_from") {
+        Some(source) => checkpoint::restore(session, config, source.location.as_ref(), true)?,
+        None => 0,
+    };
+    Ok(Resumed { steps, records: Records::default(), last: None })
+}
+
+/// A run whose length and order are known.
+struct Run<'a> {
+    work: &'a Work<Train>,
+    config: &'a Config,
+    dataset: &'a Dataset,
+    plan: Plan,
+    recipe: Recipe,
+    rates: Rates,
+    total: u64,
+    /// Index of each planned item in the data set.
+    trained: Vec<usize>,
+    validation: Vec<usize>,
+    preview: Option<Preview<'a>>,
+    immutable: bool,
+}
+
+impl<'a> Run<'a> {
+    fn new(
+        work: &'a Work<Train>,
+        config: &'a Config,
+        dataset: &'a Dataset,
+        session: &Session,
+        immutable: bool,
+    ) -> Result<Self, Failure> {
+        let items = dataset.items();
+        let validation = config.validation.as_ref().map_or(Vec::new(), |v| validate::chosen(v, items, config.seed));
+        let held_out = config.validation.as_ref().is_some_and(|validation| validation.held_out);
+        let trained: Vec<usize> = (0..items.len()).filter(|i| !(held_out && validation.contains(i))).collect();
+        let planned: Vec<Item> = trained.iter().map(|index| items[*index].clone()).collect();
+        let plan = Plan::new(
+            &planned,
+            Rule {
+                seed: config.seed,
+                shuffle: config.data.shuffle,
+                drop_last: config.data.drop_last,
+                global_batch: config.step_scheduler.global_batch_size,
+                local_batch: config.step_scheduler.local_batch_size,
+                ranks: 1,
+            },
+        );
+        if plan.epoch_len() == 0 {
+            let problem = Problem::new("`data.dataloader.drop_last` leaves no sample: no bucket fills a micro-batch");
+            return Err(Failure::new(Exit::Recipe, problem.help("lower `step_scheduler.local_batch_size`")));
+        }
+        let total = config.step_scheduler.total_steps(plan.epoch_len());
+        let recipe = Recipe {
+            seed: config.seed,
+            levels: config.flow_matching.levels().map_err(unusable)?,
+            weighting: config.flow_matching.weighting().map_err(unusable)?,
+            dropout: config.flow_matching.cfg_dropout_prob,
+            family: session.family,
+            compute: session.compute,
+        };
+        let prepare = |samples| Preview::prepare(samples, session, dataset.max_tokens());
+        let preview = config.samples.as_ref().map(prepare).transpose()?;
+        let rates = Rates::new(config.lr_scheduler.as_ref(), &config.optimizer, total);
+        if rates.warmup() >= total {
+            work.events.warning(format!("the run has {total} steps and warms up for {}", rates.warmup()));
+        }
+        Ok(Self { work, config, dataset, plan, recipe, rates, total, trained, validation, preview, immutable })
+    }
+
+    fn train(&self, session: &mut Session, resumed: Resumed) -> Result<Outcome, Failure> {
+        let Resumed { steps: first, mut records, mut last } = resumed;
+        if first > 0 {
+            self.work.events.warning(format!("going on after step {}", first - 1));
+        }
+        if first < self.total {
+            let planned = Planned { run: self };
+            last = planned.steps(session, first, &mut records)?;
+        }
+        let last = last.ok_or_else(|| {
+            let message =
+                format!("`checkpoint.restore_from` already has {first} of {} steps: nothing to train", self.total);
+            Failure::new(Exit::Recipe, Problem::new(message).help("raise `step_scheduler.max_steps`"))
+        })?;
+        records.write(&self.work.request.output)?;
+        self.outcome(&records, &last)
+    }
+
+    fn outcome(&self, records: &Records, last: &Checkpoint) -> Result<Outcome, Failure> {
+        let loss = records.steps.last().map_or(f64::NAN, |row| row.loss);
+        let name = Checkpoint::name(last.epoch, last.step);
+        let taken = self.dataset.items().len() as u64;
+        let out = self.trained.len() as u64;
+        Ok(Outcome {
+            summary: format!("{} steps, loss {loss:.4}, {name}", last.step + 1),
+            ledger: Ledger { taken, out, rejected: 0, held: taken - out },
+            info: json!({
+                "checkpoint": name,
+                "steps": last.step + 1,
+                "steps_per_epoch": self.plan.epoch_len(),
+                "loss": if loss.is_finite() { json!(loss) } else { json!(null) },
+                "held_out": self.dataset.items().len() - self.trained.len(),
+            }),
+        })
+    }
+}
+
+/// The loop itself.
+struct Planned<'r, 'a> {
+    run: &'r Run<'a>,
+}
+
+impl Planned<'_, '_> {
+    /// Takes the steps from `first` on; the last checkpoint.
+    fn steps(&self, session: &mut Session, first: u64, records: &mut Records) -> Result<Option<Checkpoint>, Failure> {
+        let Run { recipe, dataset, plan, trained, total, .. } = self.run;
+        with_pieces(recipe, dataset, plan, trained, first..*total, |pieces| {
+            let mut last = None;
+            for step in first..*total {
+                let started = Instant::now();
+                let stepped = self.step(session, step, pieces)?;
+                self.record(session, step, &stepped, started, first, records)?;
+                let stop = self.run.work.events.interrupted();
+                self.look(session, step, records)?;
+                if stop || self.checkpoint_due(step) {
+                    last = Some(self.checkpoint(session, step, records)?);
+                }
+                if stop && step + 1 < *total {
+                    let kept = format!("{} steps are kept; the same command goes on from there", step + 1);
+                    return Err(Failure::interrupted(kept));
+                }
+            }
+            Ok(last)
+        })
+    }
+
+    fn step(&self, session: &mut Session, step: u64, pieces: &Pieces) -> Result<Stepped, Failure> {
+        let Run { config, rates, dataset, .. } = self.run;
+        let gone = || Failure::new(Exit::Bug, Problem::new("the thread that prepares batches ended early"));
+        let Piece::Step { samples, batches } = pieces.next().ok_or_else(gone)?? else { return Err(gone()) };
+        let mut accumulation = Accumulation::begin(session, samples)?;
+        for _ in 0..batches {
+            let Piece::Batch(batch) = pieces.next().ok_or_else(gone)?? else { return Err(gone()) };
+            accumulation.add(&batch)?;
+        }
+        accumulation.finish(step, config, rates, dataset.items())
+    }
+
+    fn record(
+        &self,
+        session: &Session,
+        step: u64,
+        stepped: &Stepped,
+        started: Instant,
+        first: u64,
+        records: &mut Records,
+    ) -> Result<(), Failure> {
+        let Run { plan, total, dataset, work, .. } = self.run;
+        let epoch = (step / plan.epoch_len()) as i64;
+        let seconds = started.elapsed().as_secs_f64();
+        let memory = torch::memory::peak(session.device).map_err(Failure::from_diagnostic)?.unwrap_or(0);
+        let samples = stepped.samples.len();
+        let Stepped { loss, lr, grad_norm, .. } = *stepped;
+        records.steps.push(Step {
+            step: step as i64,
+            epoch,
+            loss,
+            lr,
+            grad_norm,
+            samples: samples as i64,
+            seconds,
+            memory_bytes: memory as i64,
+        });
+        records.losses.extend(stepped.samples.iter().map(|seen| Loss {
+            step: step as i64,
+            epoch,
+            sample_id: dataset.items()[seen.sample].sample_id.clone(),
+            sigma: seen.draw.sigma,
+            weight: seen.draw.weight,
+            loss: seen.loss,
+            dropped: seen.draw.dropped,
+        }));
+        let rate = samples as f64 / seconds.max(1e-9);
+        work.events.metric(
+            step,
+            &[
+                ("loss", loss),
+                ("lr", lr),
+                ("grad_norm", grad_norm),
+                ("samples_per_second", rate),
+                ("memory_bytes", memory as f64),
+                ("steps_this_run", (step + 1 - first) as f64),
+            ],
+        );
+        let note = format!("loss {loss:.4}, {rate:.2} samples/s");
+        work.events.progress("training", step + 1, Some(*total), "steps", Some(note));
+        Ok(())
+    }
+
+    /// Validation and pictures, when due.
+    fn look(&self, session: &Session, step: u64, records: &mut Records) -> Result<(), Failure> {
+        let Run { config, recipe, dataset, validation, work, preview, total, .. } = self.run;
+        let due = |every: u64| (step + 1) % every == 0 || step + 1 == *total;
+        if let Some(settings) = config.validation.as_ref().filter(|settings| due(settings.every_steps)) {
+            let local = config.step_scheduler.local_batch_size;
+            let rows = validate::losses(session, recipe, dataset, validation, settings, local, step)?;
+            let mean = rows.iter().map(|row| row.loss).sum::<f64>() / rows.len() as f64;
+            work.events.metric(step, &[("validation_loss", mean)]);
+            records.validation.extend(rows);
+        }
+        if let (Some(preview), Some(settings)) = (preview, &config.samples)
+            && due(settings.every_steps)
+        {
+            preview.draw(session, &work.request.output, step, &work.events)?;
+        }
+        Ok(())
+    }
+
+    fn checkpoint_due(&self, step: u64) -> bool {
+        let Run { config, plan, total, .. } = self.run;
+        let by_rule = config.step_scheduler.checkpoint_after(step, plan.epoch_len(), *total);
+        by_rule && (config.checkpoint.enabled || step + 1 == *total)
+    }
+
+    fn checkpoint(&self, session: &mut Session, step: u64, records: &Records) -> Result<Checkpoint, Failure> {
+        let Run { config, plan, work, immutable, .. } = self.run;
+        let output = &work.request.output;
+        records.write(output)?;
+        let place = (step / plan.epoch_len(), step);
+        let written = checkpoint::write(session, config, output, place, &config.model.name, *immutable)?;
+        work.events.output(format!("checkpoint after step {step}"), written.path.clone());
+        Ok(written)
+    }
+}
