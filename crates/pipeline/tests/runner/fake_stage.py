@@ -26,7 +26,7 @@ def say(**event):
 
 def describe():
     string, number, flag = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
-    parameters = {"text": string, "amount": number, "source": string, "notes_file": string, "required_here": string}
+    parameters = {"text": string, "amount": number, "source": string, "repo": string, "notes_file": string, "required_here": string}
     print(json.dumps({
         "contract": 1, "stage": os.environ.get("FAKE_NAME", verb), "version": int(os.environ.get("FAKE_VERSION", "1")),
         "about": "fake", "output": OUTPUT, "inputs": INPUTS, "tables": {}, "resumable": False, "devices": ["cpu"],
@@ -46,6 +46,9 @@ def check(request):
     if "source" in p:
         path = os.path.join(request["base_dir"], p["source"])
         answer["sources"].append({"name": "source", "kind": "path", "location": path, "revision": None, "parts": []})
+    if "repo" in p:
+        answer["sources"].append({"name": "repo", "kind": "hub_dataset", "location": p["repo"], "revision": None,
+                                  "parts": ["*.txt"]})
     if "notes_file" in p:
         path = os.path.join(request["base_dir"], p["notes_file"])
         answer["consulted"].append(path)

@@ -5,4 +5,5 @@
 mod errors;
 mod failure;
 mod freshness;
+mod hub_sources;
 mod support;
