@@ -1,6 +1,7 @@
 //! Distinct captions to embeddings, stored in bf16 under the digest of their text.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use models::{Encoded, TextEncoders};
 use serde_json::json;
@@ -10,6 +11,7 @@ use store::Digest;
 use tables::{Caption, CaptionsWriter, TextMeta};
 use tch::{Device, Kind, Tensor, no_grad};
 
+use crate::engine::Engine;
 use crate::{Encode, KEPT, VERSION, unusable};
 
 /// What came of the captions.
@@ -26,7 +28,7 @@ pub(crate) fn encode(
     captions: &BTreeMap<String, String>,
     encoders: &(dyn TextEncoders + Send + Sync),
     identities: &BTreeMap<String, Digest>,
-    batch_size: usize,
+    engine: &Engine,
 ) -> Result<Made, Failure> {
     let parameters = &work.parameters;
     let max_tokens = parameters.max_sequence_length as usize;
@@ -38,23 +40,28 @@ pub(crate) fn encode(
         CaptionsWriter::create(&work.request.output.join("captions/part-00000.parquet"), &meta).map_err(unusable)?;
     let mut cut = Cut::default();
     let all: Vec<_> = captions.iter().collect();
-    for (batch, rows) in all.chunks(batch_size).enumerate() {
-        let texts: Vec<String> = rows.iter().map(|(_, text)| (*text).clone()).collect();
-        for text in &texts {
-            cut.note(text, encoders, max_tokens)?;
-        }
-        let encoded = no_grad(|| encoders.encode(&texts, max_tokens)).map_err(Failure::from_diagnostic)?;
-        for ((digest, text), by_encoder) in rows.iter().zip(encoded) {
-            for (encoder, made) in by_encoder {
-                let how =
-                    json!({ "step": VERSION, "encoder": identities.get(&encoder), "how": parameters.caption_key() });
-                let key = Digest::of_json(&json!({ "caption": digest, "name": encoder, "encoder": how }));
-                writer.push(row(digest, text, &encoder, &made, key.to_string())?).map_err(unusable)?;
+    let batch_size = engine.batch_size(work.settings.text_batch_size, 32);
+    let done = AtomicU64::new(0);
+    for chunk in all.chunks(batch_size * engine.width() * 8) {
+        let batches: Vec<_> = chunk.chunks(batch_size).collect();
+        let encoded = engine.run(&batches, |rows| {
+            work.events.check_interrupted(KEPT)?;
+            let texts: Vec<String> = rows.iter().map(|(_, text)| (*text).clone()).collect();
+            let encoded = no_grad(|| encoders.encode(&texts, max_tokens)).map_err(Failure::from_diagnostic)?;
+            let done = done.fetch_add(rows.len() as u64, Ordering::Relaxed) + rows.len() as u64;
+            work.events.progress("encoding captions", done, Some(all.len() as u64), "captions", None);
+            Ok::<_, Failure>(encoded)
+        });
+        for (rows, encoded) in batches.into_iter().zip(encoded) {
+            for ((digest, text), by_encoder) in rows.iter().zip(encoded?) {
+                cut.note(text, encoders, max_tokens)?;
+                for (encoder, made) in by_encoder {
+                    let how = json!({ "step": VERSION, "encoder": identities.get(&encoder), "how": parameters.caption_key() });
+                    let key = Digest::of_json(&json!({ "caption": digest, "name": encoder, "encoder": how }));
+                    writer.push(row(digest, text, &encoder, &made, key.to_string())?).map_err(unusable)?;
+                }
             }
         }
-        let done = (batch * batch_size + rows.len()) as u64;
-        work.events.progress("encoding captions", done, Some(all.len() as u64), "captions", None);
-        work.events.check_interrupted(KEPT)?;
     }
     writer.finish().map_err(unusable)?;
     cut.warn(work, all.len());

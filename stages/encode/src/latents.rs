@@ -1,6 +1,9 @@
 //! The device half of the second pass: pictures of one bucket to latents, a batch at a time, into one file a bucket.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use half::f16;
@@ -11,11 +14,10 @@ use serde_json::json;
 use spec::Bucket;
 use stage::{Events, Failure, Work};
 use store::Digest;
-use tables::{
-    Latent, LatentInfo, LatentMeta, LatentsWriter, Normalisation, Reject, SampleInfo, TableReader, caption_digest,
-};
+use tables::{LatentInfo, LatentMeta, LatentsWriter, Normalisation, Reject, SampleInfo, TableReader, caption_digest};
 use tch::{Device, Kind, Tensor, no_grad};
 
+use crate::engine::Engine;
 use crate::parameters::{Parameters, Posterior};
 use crate::pictures::prepare;
 use crate::plan::{Count, Plan, Refusal, upscales};
@@ -40,51 +42,59 @@ pub(crate) fn encode(
     plan: &Plan,
     vae: &(dyn Vae + Send + Sync),
     identity: &Digest,
-    batch_size: usize,
-    device: Device,
+    engine: &Engine,
 ) -> Result<Made, Failure> {
     let encoder = Encoder {
         vae,
-        device,
+        device: engine.device,
         parameters: &work.parameters,
         meta: meta(vae, identity),
         key: json!({ "step": VERSION, "vae": identity, "how": work.parameters.picture_key() }),
     };
+    let batch_size = engine.batch_size(work.settings.batch_size, 8);
     let mut lanes: BTreeMap<Bucket, Lane> = BTreeMap::new();
     let mut refused = Refused::default();
-    let mut done = 0;
-    thread::scope(|scope| {
-        for chunk in prepare(scope, samples, plan, work.parameters.background.0, work.request.threads)? {
-            for prepared in chunk? {
-                let (bucket, cropped) = match prepared.picture {
-                    Ok(picture) => picture,
-                    Err(refusal) => {
-                        refused.push(&work.events, &prepared.row, refusal);
-                        done += 1;
-                        continue;
-                    }
-                };
-                let lane = match lanes.entry(bucket) {
-                    std::collections::btree_map::Entry::Occupied(lane) => lane.into_mut(),
-                    std::collections::btree_map::Entry::Vacant(place) => {
-                        let path = work.request.output.join(format!("latents/{bucket}/part-00000.parquet"));
-                        place.insert(Lane::new(bucket, LatentsWriter::create(&path, &encoder.meta).map_err(unusable)?))
-                    }
-                };
-                lane.pending.push((prepared.row, cropped));
-                if lane.pending.len() >= batch_size {
-                    done += lane.flush(&encoder, &mut refused, &work.events)?;
-                    work.events.progress("encoding pictures", done, Some(plan.rows), "pictures", None);
-                    work.events.check_interrupted(KEPT)?;
-                }
+    let settled = AtomicU64::new(0);
+    let settle = |lanes: &mut BTreeMap<Bucket, Lane>, refused: &mut Refused, batches: Vec<Batch>| {
+        let latents = engine.run(&batches, |batch| {
+            work.events.check_interrupted(KEPT)?;
+            let latents = encoder.encode(batch)?;
+            let done = settled.fetch_add(latents.len() as u64, Ordering::Relaxed) + latents.len() as u64;
+            work.events.progress("encoding pictures", done, Some(plan.rows), "pictures", None);
+            Ok::<_, Failure>(latents)
+        });
+        for (batch, latents) in batches.into_iter().zip(latents) {
+            if let Some(lane) = lanes.get_mut(&batch.bucket) {
+                lane.write(&encoder, batch, latents?, refused, &work.events)?;
             }
         }
-        for lane in lanes.values_mut() {
-            done += lane.flush(&encoder, &mut refused, &work.events)?;
-            work.events.progress("encoding pictures", done, Some(plan.rows), "pictures", None);
-            work.events.check_interrupted(KEPT)?;
-        }
         Ok::<_, Failure>(())
+    };
+    thread::scope(|scope| {
+        for chunk in prepare(scope, samples, plan, work.parameters.background.0, work.request.threads)? {
+            let mut batches = Vec::new();
+            for prepared in chunk? {
+                match prepared.picture {
+                    Err(refusal) => {
+                        settled.fetch_add(1, Ordering::Relaxed);
+                        refused.push(&work.events, &prepared.row, refusal);
+                    }
+                    Ok((bucket, cropped)) => {
+                        let lane = match lanes.entry(bucket) {
+                            Entry::Occupied(lane) => lane.into_mut(),
+                            Entry::Vacant(place) => place.insert(Lane::create(&work.request.output, bucket, &encoder)?),
+                        };
+                        lane.pending.push((prepared.row, cropped));
+                        if lane.pending.len() >= batch_size {
+                            batches.push(lane.take());
+                        }
+                    }
+                }
+            }
+            settle(&mut lanes, &mut refused, batches)?;
+        }
+        let left = lanes.values_mut().filter(|lane| !lane.pending.is_empty()).map(Lane::take).collect();
+        settle(&mut lanes, &mut refused, left)
     })?;
 
     let mut buckets = BTreeMap::new();
@@ -126,12 +136,9 @@ struct Encoder<'a> {
 }
 
 impl Encoder<'_> {
-    /// Latents of pictures of one bucket, flat, or what keeps one from being stored.
-    fn encode(
-        &self,
-        bucket: Bucket,
-        pictures: &[(SampleInfo, Cropped)],
-    ) -> Result<Vec<Result<Vec<f16>, Refusal>>, Failure> {
+    /// Latents of a batch, flat, or what keeps one from being stored.
+    fn encode(&self, batch: &Batch) -> Result<Vec<Result<Vec<f16>, Refusal>>, Failure> {
+        let Batch { bucket, pictures } = batch;
         let mut rgb = Vec::with_capacity(pictures.len() * 3 * bucket.pixels() as usize);
         pictures.iter().for_each(|(_, cropped)| rgb.extend_from_slice(&cropped.picture.rgb));
         let size = [pictures.len() as i64, i64::from(bucket.height), i64::from(bucket.width), 3];
@@ -173,6 +180,12 @@ fn pixels(rgb: &[u8], size: [i64; 4], device: Device) -> Tensor {
     (bytes.permute([0, 3, 1, 2]).contiguous().to_kind(Kind::Float) / 255.0) * 2.0 - 1.0
 }
 
+/// Pictures of one bucket that are encoded at once.
+struct Batch {
+    bucket: Bucket,
+    pictures: Vec<(SampleInfo, Cropped)>,
+}
+
 /// One bucket: pictures that wait for a batch to fill, and the file of those encoded.
 struct Lane {
     bucket: Bucket,
@@ -182,18 +195,27 @@ struct Lane {
 }
 
 impl Lane {
-    fn new(bucket: Bucket, writer: LatentsWriter) -> Self {
-        Self { bucket, pending: Vec::new(), writer, count: Count::default() }
+    fn create(output: &Path, bucket: Bucket, encoder: &Encoder<'_>) -> Result<Self, Failure> {
+        let path = output.join(format!("latents/{bucket}/part-00000.parquet"));
+        let writer = LatentsWriter::create(&path, &encoder.meta).map_err(unusable)?;
+        Ok(Self { bucket, pending: Vec::new(), writer, count: Count::default() })
     }
 
-    /// Encodes what waits; how many samples that settled.
-    fn flush(&mut self, encoder: &Encoder<'_>, refused: &mut Refused, events: &Events) -> Result<u64, Failure> {
-        if self.pending.is_empty() {
-            return Ok(0);
-        }
-        let latents = encoder.encode(self.bucket, &self.pending)?;
-        let settled = self.pending.len() as u64;
-        for ((row, cropped), latent) in self.pending.drain(..).zip(latents) {
+    /// What waits, as a batch.
+    fn take(&mut self) -> Batch {
+        Batch { bucket: self.bucket, pictures: std::mem::take(&mut self.pending) }
+    }
+
+    /// Writes what was made of a batch.
+    fn write(
+        &mut self,
+        encoder: &Encoder<'_>,
+        batch: Batch,
+        latents: Vec<Result<Vec<f16>, Refusal>>,
+        refused: &mut Refused,
+        events: &Events,
+    ) -> Result<(), Failure> {
+        for ((row, cropped), latent) in batch.pictures.into_iter().zip(latents) {
             match latent {
                 Err(refusal) => refused.push(events, &row, refusal),
                 Ok(latent) => {
@@ -216,7 +238,7 @@ impl Lane {
                 }
             }
         }
-        Ok(settled)
+        Ok(())
     }
 }
 

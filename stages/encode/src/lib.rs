@@ -5,6 +5,7 @@
 
 mod captions;
 mod check;
+mod engine;
 mod identity;
 mod latents;
 mod parameters;
@@ -20,13 +21,17 @@ use serde_json::json;
 use spec::Problem;
 use stage::{About, Checked, Exit, Failure, Ledger, Outcome, SourceKind, Stage, Work};
 use tables::TableReader;
-use tch::{Device, Kind};
+use tch::Kind;
 
+use engine::Engine;
 pub use parameters::{Dtype, Parameters, Posterior, Settings, Upscale};
 use plan::{Grid, Plan};
 
 /// The step version: bumped when equal inputs and parameters would give another result.
 pub(crate) const VERSION: u32 = 1;
+
+/// Memory that a caption of 512 tokens needs on its way through T5-XXL, roughly.
+const CAPTION_BYTES: u64 = 256 << 20;
 
 /// What is told to someone who interrupts.
 pub(crate) const KEPT: &str = "nothing of this stage is kept; run the same command again to encode";
@@ -64,7 +69,6 @@ impl Stage for Encode {
         let request = &work.request;
         let device =
             torch::device::resolve(&request.device).map_err(|e| Failure::from_diagnostic(e).exit(Exit::Input))?;
-        torch::device::set_threads(request.threads);
         let folder = model_folder(work)?;
         let family = models::family_of(&folder).map_err(unusable)?;
         let input = request.inputs.get("samples").ok_or_else(|| Problem::new("no `samples` artifact was given"))?;
@@ -77,26 +81,14 @@ impl Stage for Encode {
         let texts = {
             let identities = identity::text_encoders(family, &folder)?;
             let encoders = family.text_encoders(&folder, options()).map_err(unusable)?;
-            captions::encode(
-                work,
-                &plan.captions,
-                encoders.as_ref(),
-                &identities,
-                batch_size(device, work.settings.text_batch_size, 32),
-            )?
+            let engine = Engine::new(device, request.threads, CAPTION_BYTES)?;
+            captions::encode(work, &plan.captions, encoders.as_ref(), &identities, &engine)?
         };
         let made = {
             let identity = identity::vae(family, &folder)?;
             let vae = family.vae(&folder, options()).map_err(unusable)?;
-            latents::encode(
-                work,
-                &samples,
-                &plan,
-                vae.as_ref(),
-                &identity,
-                batch_size(device, work.settings.batch_size, 8),
-                device,
-            )?
+            let engine = Engine::new(device, request.threads, plan.largest().map_or(0, Engine::picture_bytes))?;
+            latents::encode(work, &samples, &plan, vae.as_ref(), &identity, &engine)?
         };
 
         let ledger = Ledger { taken: plan.rows, out: made.encoded, rejected: made.rejected, held: 0 };
@@ -140,11 +132,6 @@ fn model_folder(work: &Work<Encode>) -> Result<ModelFolder, Failure> {
         }
     };
     ModelFolder::open(path).map_err(unusable)
-}
-
-/// Items at once. A CPU takes one at a time, so that results do not depend on which others are in the batch.
-fn batch_size(device: Device, asked: Option<usize>, default: usize) -> usize {
-    if device.is_cuda() { asked.unwrap_or(default).max(1) } else { 1 }
 }
 
 /// A model or a table that cannot be used.

@@ -45,10 +45,9 @@ pub struct Parameters {
 #[derive(Debug, Clone, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Pictures that go through the VAE at once on a GPU, 8 when absent. A CPU takes one at a time: more are no faster there,
-    /// and its kernels round differently in another batch.
+    /// Pictures in a batch on a GPU, 8 when absent. A CPU takes one on each thread.
     pub batch_size: Option<usize>,
-    /// Captions that go through the text encoders at once on a GPU, 32 when absent; one at a time on a CPU.
+    /// Captions in a batch on a GPU, 32 when absent. A CPU takes one on each thread.
     pub text_batch_size: Option<usize>,
 }
 

@@ -56,7 +56,7 @@ fn produce(
     pool: &ThreadPool,
     sender: &SyncSender<Result<Vec<Prepared>, Failure>>,
 ) -> Result<(), Failure> {
-    let rows_at_once = 4 * pool.current_num_threads();
+    let rows_at_once = 8 * pool.current_num_threads();
     let mut chunk = Vec::new();
     let mut bytes = 0;
     let mut rows = samples.rows::<Sample>();

@@ -75,6 +75,11 @@ impl Plan {
         Ok(bucket)
     }
 
+    /// The bucket with the most pixels among those in use.
+    pub(crate) fn largest(&self) -> Option<Bucket> {
+        self.counts.keys().copied().max_by_key(|bucket| bucket.pixels())
+    }
+
     /// Says what will be done, and what a user may not expect of it.
     pub(crate) fn report(&self, events: &Events) {
         let upscaled: u64 = self.counts.values().map(|count| count.upscaled).sum();
