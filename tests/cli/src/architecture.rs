@@ -30,7 +30,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("parity-tests", &[]),
 ];
 
-const TORCH_FREE: &[&str] = &["spec", "store", "stage", "tables", "media", "hub", "query", "pipeline", "ingest", "bucket", "datasets"];
+const TORCH_FREE: &[&str] =
+    &["spec", "store", "stage", "tables", "media", "hub", "query", "pipeline", "ingest", "bucket", "datasets"];
 
 /// Package → normal dependencies (by package name), over the whole graph.
 fn edges() -> BTreeMap<String, BTreeSet<String>> {
@@ -40,8 +41,12 @@ fn edges() -> BTreeMap<String, BTreeSet<String>> {
     cargo.args(["metadata", "--format-version", "1", "--offline", "--locked"]).args(platform).current_dir(workspace());
     let out = finish(&mut cargo).expect(0);
     let metadata: serde_json::Value = serde_json::from_str(&out.stdout).expect("cargo metadata prints JSON");
-    let name_of: BTreeMap<&str, &str> =
-        metadata["packages"].as_array().expect("packages").iter().map(|p| (p["id"].as_str().expect("id"), p["name"].as_str().expect("name"))).collect();
+    let name_of: BTreeMap<&str, &str> = metadata["packages"]
+        .as_array()
+        .expect("packages")
+        .iter()
+        .map(|p| (p["id"].as_str().expect("id"), p["name"].as_str().expect("name")))
+        .collect();
     let mut edges = BTreeMap::<String, BTreeSet<String>>::new();
     for node in metadata["resolve"]["nodes"].as_array().expect("nodes") {
         let from = name_of[node["id"].as_str().expect("id")];
@@ -63,7 +68,10 @@ fn every_edge_between_our_crates_is_in_the_table() {
     for (name, allowed) in ALLOWED {
         let actual: BTreeSet<&str> = edges[*name].iter().map(String::as_str).filter(|to| ours.contains(to)).collect();
         let extra: Vec<&&str> = actual.iter().filter(|to| !allowed.contains(to)).collect();
-        assert!(extra.is_empty(), "`{name}` may not depend on {extra:?}: a new edge needs a line in the table and in crates/README.md");
+        assert!(
+            extra.is_empty(),
+            "`{name}` may not depend on {extra:?}: a new edge needs a line in the table and in crates/README.md"
+        );
     }
 }
 

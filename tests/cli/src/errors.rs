@@ -30,7 +30,11 @@ fn broken_toml_shows_its_line() {
 fn an_unknown_key_gets_its_place_and_a_suggestion() {
     let sandbox = small();
     with_recipe(&sandbox, |text| text.replace("max_pixels", "max_pixls"));
-    sandbox.pipeline(&["plan", "small.toml"]).expect(3).says(&["max_pixls", "small.toml", "did you mean `max_pixels`?"]);
+    sandbox.pipeline(&["plan", "small.toml"]).expect(3).says(&[
+        "max_pixls",
+        "small.toml",
+        "did you mean `max_pixels`?",
+    ]);
 }
 
 #[test]
@@ -56,7 +60,11 @@ fn a_wrong_type_says_what_was_expected() {
 
 #[test]
 fn a_set_override_is_checked_like_the_file() {
-    small().pipeline(&["plan", "small.toml", "--set", "encode.max_pixls=1"]).expect(3).says(&["--set", "max_pixls", "did you mean"]);
+    small().pipeline(&["plan", "small.toml", "--set", "encode.max_pixls=1"]).expect(3).says(&[
+        "--set",
+        "max_pixls",
+        "did you mean",
+    ]);
 }
 
 #[test]
@@ -126,7 +134,10 @@ fn a_bad_picture_becomes_a_reject_and_the_rest_goes_on() {
         .pipeline(&["sql", "small.toml", "select source, reason from rejects", "--format", "csv"])
         .expect(0)
         .says(&["03.png"]);
-    sandbox.pipeline(&["sql", "small.toml", "select count(*) as n from samples", "--format", "csv"]).expect(0).says(&["11"]);
+    sandbox
+        .pipeline(&["sql", "small.toml", "select count(*) as n from samples", "--format", "csv"])
+        .expect(0)
+        .says(&["11"]);
 }
 
 #[test]

@@ -36,18 +36,28 @@ fn one_recipe_from_pictures_to_pictures() {
     sandbox.pipeline(&["run", "small.toml"]).expect(0);
 
     // Results a person finds without knowing any hash. 12 samples are 3 micro-batches: 2 steps an epoch.
-    for path in ["train/epoch_1_step_3/model_index.json", "train/epoch_1_step_3/transformer/config.json", "generate/contact_sheet.png"] {
+    for path in [
+        "train/epoch_1_step_3/model_index.json",
+        "train/epoch_1_step_3/transformer/config.json",
+        "generate/contact_sheet.png",
+    ] {
         assert!(sandbox.path("runs/small").join(path).exists(), "{path}");
     }
     // Every table of the run answers.
     assert_eq!(csv(&sandbox, "select count(*) from samples").trim(), "count(*)\n12");
-    assert_eq!(csv(&sandbox, "select count(*), min(bucket_width), max(bucket_height) from latents").lines().nth(1), Some("12,64,128"));
+    assert_eq!(
+        csv(&sandbox, "select count(*), min(bucket_width), max(bucket_height) from latents").lines().nth(1),
+        Some("12,64,128")
+    );
     assert_eq!(csv(&sandbox, "select count(distinct caption_digest) from captions").lines().nth(1), Some("13"));
     assert_eq!(csv(&sandbox, "select count(*) from steps").lines().nth(1), Some("4"));
     assert_eq!(csv(&sandbox, "select sum(rows) from shards").lines().nth(1), Some("12"));
     assert_eq!(csv(&sandbox, "select count(*) from images").lines().nth(1), Some("2"));
     assert_eq!(csv(&sandbox, "select count(*) from rejects").lines().nth(1), Some("0"));
-    assert_eq!(csv(&sandbox, "select count(*) from latents where has_nan(latent) or tensor_std(latent) = 0").lines().nth(1), Some("0"));
+    assert_eq!(
+        csv(&sandbox, "select count(*) from latents where has_nan(latent) or tensor_std(latent) = 0").lines().nth(1),
+        Some("0")
+    );
     csv(&sandbox, "select s.caption, avg(l.loss) from losses l join samples s using (sample_id) group by 1");
     assert_eq!(csv(&sandbox, "select count(*) from stages").lines().nth(1), Some("5"));
 
@@ -68,7 +78,11 @@ fn one_recipe_from_pictures_to_pictures() {
 fn to_run(plan: &str) -> Vec<String> {
     let plan: serde_json::Value = serde_json::from_str(plan).expect("JSON");
     let stages = plan["stages"].as_array().expect("a list");
-    stages.iter().filter(|stage| stage["state"] != "cached").map(|stage| stage["stage"].as_str().expect("a name").to_owned()).collect()
+    stages
+        .iter()
+        .filter(|stage| stage["state"] != "cached")
+        .map(|stage| stage["stage"].as_str().expect("a name").to_owned())
+        .collect()
 }
 
 #[test]
@@ -118,7 +132,12 @@ fn ctrl_c_keeps_nothing_half_made_and_the_next_run_goes_on() {
     let sandbox = small();
     sandbox.pipeline(&["run", "small.toml", "--until", "bucket"]).expect(0);
     let long = ["run", "small.toml", "--until", "train", "--set", "train.step_scheduler.max_steps=100000"];
-    let child = sandbox.command(&long).stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().expect("a runner");
+    let child = sandbox
+        .command(&long)
+        .stdout(std::process::Stdio::piped())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .expect("a runner");
     let deadline = Instant::now() + Duration::from_secs(120);
     while Instant::now() < deadline && !has_checkpoint(&sandbox.path(".pipeline/work/train")) {
         std::thread::sleep(Duration::from_millis(20));
@@ -134,7 +153,10 @@ fn ctrl_c_keeps_nothing_half_made_and_the_next_run_goes_on() {
 fn a_lora_trains_through_the_same_loop_and_generates() {
     let sandbox = small();
     let text = fs_err::read_to_string(sandbox.path("small.toml")).expect("a recipe");
-    sandbox.write("small.toml", &(text + "\n[train.peft]\ndim = 4\nalpha = 8\ntarget_modules = [\"*.attn.to_q\", \"*.attn.to_v\"]\n"));
+    sandbox.write(
+        "small.toml",
+        &(text + "\n[train.peft]\ndim = 4\nalpha = 8\ntarget_modules = [\"*.attn.to_q\", \"*.attn.to_v\"]\n"),
+    );
     sandbox.pipeline(&["run", "small.toml"]).expect(0);
     let checkpoint = sandbox.path("runs/small/train/epoch_1_step_3");
     for name in ["pytorch_lora_weights.safetensors", "adapter_model.safetensors", "adapter_config.json"] {
@@ -160,7 +182,10 @@ fn the_real_cards_are_the_same_from_a_folder_and_from_parquet() {
         sandbox.write("small.toml", &recipe);
         sandbox.pipeline(&["run", "small.toml"]).expect(0);
         assert_eq!(csv(&sandbox, "select count(*), min(bucket_width), max(bucket_width), min(bucket_height), max(bucket_height) from latents").lines().nth(1), Some("78,384,384,640,640"));
-        csv(&sandbox, "select sample_id, tensor_mean(latent) m, tensor_norm(latent) n, tensor_max(latent) x from latents order by sample_id")
+        csv(
+            &sandbox,
+            "select sample_id, tensor_mean(latent) m, tensor_norm(latent) n, tensor_max(latent) x from latents order by sample_id",
+        )
     };
     let parquet = latents(&cards.join("data"), "");
     let folder = latents(&cards.join("images"), "");

@@ -79,7 +79,12 @@ impl Sandbox {
     /// `pipeline ARGS` in this folder, not yet started, without the environment of the caller's Hub.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(program("pipeline"));
-        command.args(args).current_dir(self.dir.path()).stdin(Stdio::null()).env("NO_COLOR", "1").env("HF_HOME", self.path("hf"));
+        command
+            .args(args)
+            .current_dir(self.dir.path())
+            .stdin(Stdio::null())
+            .env("NO_COLOR", "1")
+            .env("HF_HOME", self.path("hf"));
         for name in ["PIPELINE_CACHE", "HF_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_HUB_CACHE"] {
             command.env_remove(name);
         }

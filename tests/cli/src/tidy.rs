@@ -33,7 +33,11 @@ fn files(extensions: &[&str]) -> Vec<PathBuf> {
 fn every_rust_file_says_what_it_is_and_holds_one_concept() {
     for path in files(&["rs"]) {
         let text = fs_err::read_to_string(&path).expect("UTF-8");
-        assert!(text.starts_with("//!") || path.ends_with("build.rs"), "{}: the first line says what the file is (`//! …`)", path.display());
+        assert!(
+            text.starts_with("//!") || path.ends_with("build.rs"),
+            "{}: the first line says what the file is (`//! …`)",
+            path.display()
+        );
         let lines = text.lines().count();
         assert!(lines <= LONGEST, "{}: {lines} lines; what is the second concept in it?", path.display());
     }
@@ -43,7 +47,11 @@ fn every_rust_file_says_what_it_is_and_holds_one_concept() {
 fn no_file_name_says_nothing() {
     for path in files(&["rs", "py"]) {
         let stem = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
-        assert!(!["util", "utils", "common", "helpers", "misc", "manager", "base"].contains(&stem), "{}", path.display());
+        assert!(
+            !["util", "utils", "common", "helpers", "misc", "manager", "base"].contains(&stem),
+            "{}",
+            path.display()
+        );
     }
 }
 
@@ -54,7 +62,9 @@ fn paths_named_in_the_documents_exist() {
         let text = fs_err::read_to_string(root.join(document)).expect("a document");
         for word in text.split(['`', '(', ')', '"', ' ', '\n']) {
             let word = word.trim_end_matches(['.', ',', ';', ':']);
-            let is_path = ["crates/", "stages/", "recipes/", "tests/", "tools/", "scripts/", "datasets/"].iter().any(|top| word.starts_with(top));
+            let is_path = ["crates/", "stages/", "recipes/", "tests/", "tools/", "scripts/", "datasets/"]
+                .iter()
+                .any(|top| word.starts_with(top));
             if is_path && !word.contains(['<', '*', '…', '$']) {
                 assert!(root.join(word).exists(), "{document} names `{word}`, which does not exist");
             }
