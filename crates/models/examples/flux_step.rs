@@ -18,7 +18,7 @@ fn wave(shape: &[i64], phase: f64) -> Tensor {
 
 /// User and system time of the process in seconds.
 fn cpu() -> f64 {
-    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let stat = fs_err::read_to_string("/proc/self/stat").unwrap();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
     (fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap()) / 100.0
 }
@@ -75,7 +75,7 @@ fn main() {
         wall.push(start.elapsed().as_secs_f64());
         processor.push(cpu() - used);
     }
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let status = fs_err::read_to_string("/proc/self/status").unwrap();
     let peak: i64 =
         status.lines().find(|l| l.starts_with("VmHWM")).unwrap().split_whitespace().nth(1).unwrap().parse().unwrap();
     let (wall, processor) = (median(wall.split_off(1)), median(processor.split_off(1)));

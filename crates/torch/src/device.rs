@@ -29,7 +29,7 @@ pub fn resolve(name: &str) -> Result<Device> {
         _ => return Err(Error::UnknownDevice(name.to_owned())),
     };
     load_cuda(name, None)?;
-    match tch::Cuda::device_count() {
+    match count() {
         0 => Err(Error::NoGpu { device: name.to_owned() }),
         count if i64::from(index) >= count => Err(Error::NoSuchGpu { device: name.to_owned(), count }),
         _ => Ok(Device::Cuda(usize::from(index))),
@@ -38,7 +38,12 @@ pub fn resolve(name: &str) -> Result<Device> {
 
 /// GPUs that can be used; 0 if CUDA is not installed or no driver answers.
 pub fn gpus() -> usize {
-    if load_cuda("cuda", None).is_err() { 0 } else { usize::try_from(tch::Cuda::device_count()).unwrap_or(0) }
+    if load_cuda("cuda", None).is_err() { 0 } else { usize::try_from(count()).unwrap_or(0) }
+}
+
+#[expect(clippy::disallowed_methods, reason = "the one place that asks, and only after `load_cuda`")]
+fn count() -> i64 {
+    tch::Cuda::device_count()
 }
 
 /// Loads libtorch_cuda.so, once per process, from the first of: `hint`, the variable LIBTORCH_CUDA, the folder of the
@@ -70,7 +75,7 @@ pub fn load_cuda(device: &str, hint: Option<&Path>) -> Result<PathBuf> {
 
 /// Where this process's libtorch_cpu.so lies, read from its memory map.
 pub fn libtorch_folder() -> Option<PathBuf> {
-    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let maps = fs_err::read_to_string("/proc/self/maps").ok()?;
     let line = maps.lines().find(|line| line.ends_with("/libtorch_cpu.so"))?;
     Path::new(&line[line.find('/')?..]).parent().map(Path::to_path_buf)
 }
@@ -142,11 +147,11 @@ mod tests {
     #[test]
     fn a_file_that_is_no_library_is_refused_by_name() {
         let folder = env::temp_dir().join(format!("torch-device-{}", std::process::id()));
-        std::fs::create_dir_all(folder.join("lib")).unwrap();
+        fs_err::create_dir_all(folder.join("lib")).unwrap();
         let fake = folder.join("lib").join(CUDA_LIBRARY);
-        std::fs::write(&fake, "not an ELF file").unwrap();
+        fs_err::write(&fake, "not an ELF file").unwrap();
         let outcome = load_cuda("cuda", Some(&folder));
-        std::fs::remove_dir_all(&folder).unwrap();
+        fs_err::remove_dir_all(&folder).unwrap();
         if CUDA.lock().unwrap().as_ref().is_some_and(|path| *path != fake) {
             return; // another test had loaded the real one
         }

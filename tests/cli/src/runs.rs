@@ -94,7 +94,7 @@ fn a_killed_training_goes_on_to_the_same_bytes() {
     killed.pipeline(&["run", "small.toml", "--until", "bucket"]).expect(0);
     let mut child = killed.command(&["run", "small.toml", "--until", "train"]).spawn().expect("a started runner");
     // Kill runner and stage once the first checkpoint lies there, or let them finish: both must end in the same bytes.
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + Duration::from_mins(2);
     let work = killed.path(".pipeline/work/train");
     while Instant::now() < deadline && child.try_wait().expect("a child").is_none() && !has_checkpoint(&work) {
         std::thread::sleep(Duration::from_millis(5));
@@ -138,7 +138,7 @@ fn ctrl_c_keeps_nothing_half_made_and_the_next_run_goes_on() {
         .stderr(std::process::Stdio::piped())
         .spawn()
         .expect("a runner");
-    let deadline = Instant::now() + Duration::from_secs(120);
+    let deadline = Instant::now() + Duration::from_mins(2);
     while Instant::now() < deadline && !has_checkpoint(&sandbox.path(".pipeline/work/train")) {
         std::thread::sleep(Duration::from_millis(20));
     }

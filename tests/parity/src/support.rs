@@ -34,7 +34,7 @@ pub(crate) fn goldens() -> Vec<Golden> {
     if extra.is_dir() {
         folders.push(extra);
     } else {
-        println!("skipped: ../shared/oracle/default/flux is absent");
+        eprintln!("skipped: ../shared/oracle/default/flux is absent");
     }
     folders.iter().map(|folder| Golden::open(folder)).collect()
 }

@@ -1,5 +1,7 @@
 //! The client against a Hub on the loopback that misbehaves.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::time::Duration;

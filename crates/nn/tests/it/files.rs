@@ -34,8 +34,8 @@ fn what_is_written_is_byte_for_byte_the_reference_and_reads_back() {
         (*name, TensorView::new(*dtype, shape, torch::host::bytes(tensor).unwrap()).unwrap())
     });
     let reference = serialize(views, Some(metadata().into_iter().collect())).unwrap();
-    assert!(std::fs::read(&path).unwrap() == reference, "the bytes differ");
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1); // no temporary file is left
+    assert!(fs_err::read(&path).unwrap() == reference, "the bytes differ");
+    assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 1); // no temporary file is left
 
     let weights = Weights::file(&path).unwrap();
     assert_eq!(weights.metadata(), &metadata());
@@ -66,7 +66,7 @@ fn shards_fill_in_order_and_are_named_as_diffusers_names_them() {
         "model.safetensors.index.json",
     ];
     assert_eq!(names, expected);
-    let index: serde_json::Value = serde_json::from_slice(&std::fs::read(&files[3]).unwrap()).unwrap();
+    let index: serde_json::Value = serde_json::from_slice(&fs_err::read(&files[3]).unwrap()).unwrap();
     assert_eq!(index["metadata"]["total_size"], 520);
     let shard = |name: &str| index["weight_map"][name].as_str().unwrap()[6..11].to_owned();
     assert_eq!(["huge", "d", "c", "a", "b"].map(shard), ["00001", "00002", "00002", "00002", "00003"]);
@@ -92,14 +92,14 @@ fn a_write_that_fails_leaves_the_old_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.safetensors");
     save::save_safetensors(&path, [("a", &random(1, &[3]))], &metadata()).unwrap();
-    let before = std::fs::read(&path).unwrap();
+    let before = fs_err::read(&path).unwrap();
     let complex = Tensor::zeros([2], (Kind::ComplexFloat, tch::Device::Cpu));
     assert!(save::save_safetensors(&path, [("a", &complex)], &metadata()).is_err());
-    assert_eq!(std::fs::read(&path).unwrap(), before);
+    assert_eq!(fs_err::read(&path).unwrap(), before);
 }
 
 fn refusal(path: &Path, bytes: &[u8]) -> String {
-    std::fs::write(path, bytes).unwrap();
+    fs_err::write(path, bytes).unwrap();
     let error = Weights::file(path).unwrap_err().to_string();
     let prefix = format!("`{}`: ", path.display());
     error.strip_prefix(&prefix).unwrap_or_else(|| panic!("does not name the file: {error}")).to_owned()
@@ -160,7 +160,7 @@ fn an_index_may_only_name_files_beside_it_that_hold_its_tensors() {
     let folder = tempfile::tempdir().unwrap();
     let index = |shard: &str| {
         let text = format!(r#"{{"weight_map":{{"w":"{shard}"}}}}"#);
-        std::fs::write(folder.path().join("m.safetensors.index.json"), text).unwrap();
+        fs_err::write(folder.path().join("m.safetensors.index.json"), text).unwrap();
         Weights::open(folder.path(), "m").unwrap_err().to_string()
     };
     for shard in ["../w.safetensors", "/etc/passwd", "a/b", "..", ""] {

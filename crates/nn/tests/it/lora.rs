@@ -84,7 +84,7 @@ fn the_peft_file_written_is_pefts_own() {
     let model = Model::load(&fixture("lora_peft")).unwrap();
     let files = lora_file::save(folder.path(), &model.parameters, Some("black-forest-labs/FLUX.1-dev")).unwrap();
     assert_eq!(files.len(), 3);
-    let read = |path: &Path| std::fs::read(path).unwrap();
+    let read = |path: &Path| fs_err::read(path).unwrap();
     let file = "adapter_model.safetensors";
     assert!(read(&folder.path().join(file)) == read(&fixture("lora_peft").join(file)), "the bytes differ");
 
@@ -143,7 +143,7 @@ fn what_is_saved_does_not_depend_on_the_moment() {
     let bytes = || {
         let folder = tempfile::tempdir().unwrap();
         let files = lora_file::save(folder.path(), &model.parameters, None).unwrap();
-        files.iter().map(|path| std::fs::read(path).unwrap()).collect::<Vec<_>>()
+        files.iter().map(|path| fs_err::read(path).unwrap()).collect::<Vec<_>>()
     };
     assert!(bytes() == bytes(), "the bytes differ");
 }
@@ -203,13 +203,13 @@ fn a_file_that_is_no_plain_lora_is_refused_in_words() {
 fn settings_that_change_the_maths_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     for file in ["adapter_model.safetensors", "adapter_config.json"] {
-        std::fs::copy(fixture("lora_peft").join(file), folder.path().join(file)).unwrap();
+        fs_err::copy(fixture("lora_peft").join(file), folder.path().join(file)).unwrap();
     }
     let config = folder.path().join("adapter_config.json");
-    let text = std::fs::read_to_string(&config).unwrap();
+    let text = fs_err::read_to_string(&config).unwrap();
     let refusal = |from: &str, to: &str| {
         assert!(text.contains(from), "{from}");
-        std::fs::write(&config, text.replace(from, to)).unwrap();
+        fs_err::write(&config, text.replace(from, to)).unwrap();
         AdapterFile::open(folder.path()).map(drop).unwrap_err().to_string()
     };
     assert!(refusal(r#""use_dora": false"#, r#""use_dora": true"#).ends_with("`use_dora` is not supported"));

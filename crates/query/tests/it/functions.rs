@@ -162,7 +162,7 @@ fn what_is_no_tensor_is_refused() {
         assert_eq!(ask(&t, &format!("select {call} from t")).unwrap_err().to_string(), expected);
     }
     let error = ask(&t, "select cosine(odd) from t").unwrap_err().to_string();
-    assert!(error.contains("cosine") && error.contains("2"), "{error}");
+    assert!(error.contains("cosine") && error.contains('2'), "{error}");
 }
 
 proptest! {

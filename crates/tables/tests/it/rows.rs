@@ -245,7 +245,6 @@ fn a_truncated_table_is_an_error_that_names_it() {
 }
 
 #[test]
-#[expect(clippy::print_stderr, reason = "a skipped test says so")]
 fn a_full_disk_is_told_apart() {
     if !Path::new("/dev/full").exists() {
         eprintln!("skipped: /dev/full absent");

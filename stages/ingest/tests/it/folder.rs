@@ -70,8 +70,7 @@ fn equal_pictures_are_numbered_in_source_order_and_limit_counts_source_rows() {
 #[test]
 fn where_the_folder_lies_and_when_it_was_touched_change_nothing() {
     let (one, two) = (World::new(), World::new());
-    for world in [&one, &two] {
-        let folder = if std::ptr::eq(world, &one) { "set" } else { "elsewhere/other" };
+    for (world, folder) in [(&one, "set"), (&two, "elsewhere/other")] {
         world.write(&format!("{folder}/a.png"), png(1)).write(&format!("{folder}/a.txt"), "a");
     }
     let bytes = |world: &World, set: &str| {

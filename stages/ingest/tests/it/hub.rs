@@ -63,7 +63,10 @@ fn hub_data_sets_are_read_as_local_ones_also_offline_and_through_trouble() {
     }
     world.write(
         "two/im ages/metadata.jsonl",
-        (0..4).map(|i| format!("{{\"file_name\": \"{i}.png\", \"text\": \"n{i}\"}}\n")).collect::<String>(),
+        (0..4)
+            .map(|i| json!({"file_name": format!("{i}.png"), "text": format!("n{i}")}).to_string() + "\n")
+            .collect::<Vec<_>>()
+            .concat(),
     );
     let server = Loopback::start().dataset("o/one", &world.path("one")).dataset("o/two", &world.path("two"));
     let options = Options { endpoint: Some(server.endpoint().to_owned()), cache: world.path("hf/hub"), ..options() };

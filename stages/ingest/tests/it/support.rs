@@ -158,12 +158,12 @@ pub(crate) fn write_parquet(
     use ::parquet::file::properties::WriterProperties;
     use arrow::array::{ArrayRef, BinaryArray, RecordBatch, StringArray, StructArray};
     use arrow::datatypes::{DataType, Field};
-    let bytes: ArrayRef = Arc::new(BinaryArray::from_iter(rows.iter().map(|row| row.0.as_deref())));
-    let paths: ArrayRef = Arc::new(StringArray::from_iter(rows.iter().map(|row| row.1)));
+    let bytes: ArrayRef = Arc::new(rows.iter().map(|row| row.0.as_deref()).collect::<BinaryArray>());
+    let paths: ArrayRef = Arc::new(rows.iter().map(|row| row.1).collect::<StringArray>());
     let field = |name: &str, kind| Arc::new(Field::new(name, kind, true));
     let pictures =
         StructArray::from(vec![(field("bytes", DataType::Binary), bytes), (field("path", DataType::Utf8), paths)]);
-    let captions: ArrayRef = Arc::new(StringArray::from_iter(rows.iter().map(|row| row.2)));
+    let captions: ArrayRef = Arc::new(rows.iter().map(|row| row.2).collect::<StringArray>());
     let batch = RecordBatch::try_from_iter_with_nullable([
         (image, Arc::new(pictures) as ArrayRef, true),
         (caption, captions, true),

@@ -8,10 +8,7 @@ use crate::support::World;
 fn real_cards_from_a_folder_and_from_parquet_are_the_same_samples() {
     let root = std::path::PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/tarot");
     if !root.is_dir() {
-        #[expect(clippy::print_stderr, reason = "a person reading the test's output should know")]
-        {
-            eprintln!("skipped: {} absent", root.display());
-        }
+        eprintln!("skipped: {} absent", root.display());
         return;
     }
     let world = World::new();
