@@ -9,7 +9,7 @@ pub(crate) struct Golden {
     pub(crate) timesteps: Vec<f32>,
 }
 
-#[expect(clippy::unreadable_literal, clippy::excessive_precision, reason = "printed by numpy")]
+#[expect(clippy::unreadable_literal, reason = "printed by numpy")]
 pub(crate) fn golden() -> Vec<Golden> {
     vec![
         Golden {

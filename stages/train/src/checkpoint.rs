@@ -72,14 +72,21 @@ pub(crate) fn finished(output: &Path) -> Result<Vec<Checkpoint>, Failure> {
     Ok(found)
 }
 
-/// Writes the checkpoint after step `step`, then removes the oldest beyond the number to keep.
+/// Where the parts come from that training leaves alone.
+pub(crate) struct Origin<'a> {
+    /// Name of the model, for the adapter's files.
+    pub(crate) base_model: &'a str,
+    /// Whether the model's files never change in place.
+    pub(crate) immutable: bool,
+}
+
+/// Writes the checkpoint after step `step`.
 pub(crate) fn write(
     session: &mut Session,
     config: &Config,
     output: &Path,
     (epoch, step): (u64, u64),
-    base_model: &str,
-    immutable: bool,
+    origin: &Origin<'_>,
 ) -> Result<Checkpoint, Failure> {
     let earlier = finished(output)?;
     let name = Checkpoint::name(epoch, step);
@@ -90,10 +97,10 @@ pub(crate) fn write(
     // Checkpoints hold the average, when there is one; training goes on from the weights themselves.
     swap(session)?;
     let written = if config.peft.is_some() {
-        nn::lora_file::save(&partial, &session.parameters, Some(base_model)).map(|_| ()).map_err(unusable)
+        nn::lora_file::save(&partial, &session.parameters, Some(origin.base_model)).map(|_| ()).map_err(unusable)
     } else {
         let previous = earlier.last().map(|checkpoint| checkpoint.path.as_path());
-        Unchanged { model: &session.folder, immutable, previous }.place(&partial).and_then(|()| {
+        Unchanged { model: &session.folder, immutable: origin.immutable, previous }.place(&partial).and_then(|()| {
             let (folder, weights) = (partial.join("transformer"), &session.parameters.weights);
             let kind = Some(Kind::from(config.model.torch_dtype));
             nn::save::save_model(&folder, STEM, weights, kind, nn::save::SHARD_BYTES).map(|_| ()).map_err(unusable)
@@ -104,13 +111,23 @@ pub(crate) fn write(
     let path = output.join(&name);
     fs_err::rename(&partial, &path)?;
     fs_err::File::open(output)?.sync_all()?;
-    if let Some(keep) = config.checkpoint.max_recent {
-        let surplus = (earlier.len() + 1).saturating_sub(keep as usize);
-        for old in &earlier[..surplus.min(earlier.len())] {
-            fs_err::remove_dir_all(&old.path)?;
-        }
-    }
     Ok(Checkpoint { path, epoch, step })
+}
+
+/// Removes checkpoints before `newest` that are not `due`, and the oldest beyond `max_recent`.
+pub(crate) fn retain(
+    output: &Path,
+    max_recent: Option<u64>,
+    newest: &Checkpoint,
+    due: impl Fn(u64) -> bool,
+) -> Result<(), Failure> {
+    let earlier = finished(output)?.into_iter().filter(|checkpoint| checkpoint.step < newest.step);
+    let (kept, surplus): (Vec<_>, Vec<_>) = earlier.partition(|checkpoint| due(checkpoint.step));
+    let beyond = max_recent.map_or(0, |keep| (kept.len() + 1).saturating_sub(keep as usize));
+    for old in surplus.iter().chain(kept.iter().take(beyond)) {
+        fs_err::remove_dir_all(&old.path)?;
+    }
+    Ok(())
 }
 
 fn swap(session: &mut Session) -> Result<(), Failure> {

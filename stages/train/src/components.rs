@@ -36,7 +36,7 @@ impl Unchanged<'_> {
             None => None,
         };
         // A link fails across file systems, or on one without links: then the bytes are copied.
-        if !linkable.is_some_and(|from| fs_err::hard_link(from, target).is_ok()) {
+        if linkable.is_none_or(|from| fs_err::hard_link(from, target).is_err()) {
             fs_err::copy(&source, target)?;
         }
         Ok(())
@@ -60,9 +60,9 @@ impl Unchanged<'_> {
             let path = folder.join(entry.file_name());
             // Follows links: the Hub's cache is made of them.
             if entry.path().is_dir() {
-                self.walk(&path, files)?
+                self.walk(&path, files)?;
             } else {
-                let _ = files.insert(path);
+                files.insert(path);
             }
         }
         Ok(())

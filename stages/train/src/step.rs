@@ -66,7 +66,7 @@ impl<'s> Accumulation<'s> {
         let loss = samples.iter().map(|seen| f64::from(seen.loss)).sum::<f64>() / self.total as f64;
         if !loss.is_finite() {
             let bad = samples.iter().filter(|seen| !seen.loss.is_finite());
-            return Err(not_finite(format!("the loss is not finite at step {step}"), bad, items));
+            return Err(not_finite(&format!("the loss is not finite at step {step}"), bad, items));
         }
         let norm = match config.clip_grad_norm {
             Some(max) => nn::optim::clip_gradients(self.session.trained(), max),
@@ -75,10 +75,10 @@ impl<'s> Accumulation<'s> {
         let grad_norm = match norm {
             Ok(norm) if norm.is_finite() => norm,
             Ok(norm) => {
-                return Err(not_finite(format!("the gradient norm is {norm} at step {step}"), samples.iter(), items));
+                return Err(not_finite(&format!("the gradient norm is {norm} at step {step}"), samples.iter(), items));
             }
             Err(error @ nn::Error::NonFinite { .. }) => {
-                return Err(not_finite(format!("{error}, at step {step}"), samples.iter(), items));
+                return Err(not_finite(&format!("{error}, at step {step}"), samples.iter(), items));
             }
             Err(error) => return Err(Failure::from_diagnostic(error)),
         };
@@ -105,14 +105,13 @@ pub(crate) fn sample_losses(session: &Session, batch: &Batch) -> Result<Tensor, 
 }
 
 /// The end of a run whose numbers went wrong, naming the samples in question.
-fn not_finite<'a>(what: String, samples: impl Iterator<Item = &'a Seen>, items: &[Item]) -> Failure {
+fn not_finite<'a>(what: &str, samples: impl Iterator<Item = &'a Seen>, items: &[Item]) -> Failure {
     const SHOWN: usize = 16;
     let names: Vec<String> =
         samples.map(|seen| format!("`{}` (sigma {:.4})", items[seen.sample].sample_id, seen.draw.sigma)).collect();
-    let mut list = names.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
-    if names.len() > SHOWN {
-        list += &format!(" and {} more", names.len() - SHOWN);
-    }
+    let list = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = names.len().saturating_sub(SHOWN);
+    let list = if more > 0 { format!("{list} and {more} more") } else { list };
     let help =
         "look at these samples, or lower `optimizer.lr`; the run goes on from its last checkpoint when started again";
     Failure::new(Exit::Numbers, Problem::new(format!("{what}; samples: {list}")).help(help))

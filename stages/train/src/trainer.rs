@@ -168,15 +168,15 @@ impl<'a> Run<'a> {
             Failure::new(Exit::Recipe, Problem::new(message).help("raise `step_scheduler.max_steps`"))
         })?;
         records.write(&self.work.request.output)?;
-        self.outcome(&records, &last)
+        Ok(self.outcome(&records, &last))
     }
 
-    fn outcome(&self, records: &Records, last: &Checkpoint) -> Result<Outcome, Failure> {
+    fn outcome(&self, records: &Records, last: &Checkpoint) -> Outcome {
         let loss = records.steps.last().map_or(f64::NAN, |row| row.loss);
         let name = Checkpoint::name(last.epoch, last.step);
         let taken = self.dataset.items().len() as u64;
         let out = self.trained.len() as u64;
-        Ok(Outcome {
+        Outcome {
             summary: format!("{} steps, loss {loss:.4}, {name}", last.step + 1),
             ledger: Ledger { taken, out, rejected: 0, held: taken - out },
             info: json!({
@@ -186,7 +186,7 @@ impl<'a> Run<'a> {
                 "loss": if loss.is_finite() { json!(loss) } else { json!(null) },
                 "held_out": self.dataset.items().len() - self.trained.len(),
             }),
-        })
+        }
     }
 }
 
@@ -204,7 +204,7 @@ impl Planned<'_, '_> {
             for step in first..*total {
                 let started = Instant::now();
                 let stepped = self.step(session, step, pieces)?;
-                self.record(session, step, &stepped, started, first, records)?;
+                self.record(session, step, &stepped, started, records)?;
                 let stop = self.run.work.events.interrupted();
                 self.look(session, step, records)?;
                 if stop || self.checkpoint_due(step) {
@@ -237,7 +237,6 @@ impl Planned<'_, '_> {
         step: u64,
         stepped: &Stepped,
         started: Instant,
-        first: u64,
         records: &mut Records,
     ) -> Result<(), Failure> {
         let Run { plan, total, dataset, work, .. } = self.run;
@@ -274,7 +273,6 @@ impl Planned<'_, '_> {
                 ("grad_norm", grad_norm),
                 ("samples_per_second", rate),
                 ("memory_bytes", memory as f64),
-                ("steps_this_run", (step + 1 - first) as f64),
             ],
         );
         let note = format!("loss {loss:.4}, {rate:.2} samples/s");
@@ -285,7 +283,7 @@ impl Planned<'_, '_> {
     /// Validation and pictures, when due.
     fn look(&self, session: &Session, step: u64, records: &mut Records) -> Result<(), Failure> {
         let Run { config, recipe, dataset, validation, work, preview, total, .. } = self.run;
-        let due = |every: u64| (step + 1) % every == 0 || step + 1 == *total;
+        let due = |every: u64| (step + 1).is_multiple_of(every) || step + 1 == *total;
         if let Some(settings) = config.validation.as_ref().filter(|settings| due(settings.every_steps)) {
             let local = config.step_scheduler.local_batch_size;
             let rows = validate::losses(session, recipe, dataset, validation, settings, local, step)?;
@@ -312,7 +310,10 @@ impl Planned<'_, '_> {
         let output = &work.request.output;
         records.write(output)?;
         let place = (step / plan.epoch_len(), step);
-        let written = checkpoint::write(session, config, output, place, &config.model.name, *immutable)?;
+        let source = checkpoint::Origin { base_model: &config.model.name, immutable: *immutable };
+        let written = checkpoint::write(session, config, output, place, &source)?;
+        // One that only an interrupt made has done its duty: the result is that of an undisturbed run.
+        checkpoint::retain(output, config.checkpoint.max_recent, &written, |step| self.checkpoint_due(step))?;
         work.events.output(format!("checkpoint after step {step}"), written.path.clone());
         Ok(written)
     }

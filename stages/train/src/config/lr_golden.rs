@@ -1,4 +1,5 @@
 //! Printed by NeMo Automodel 0.7.0's `OptimizerParamScheduler`; reference of the tests of `lr_scheduler.rs`.
+#![expect(clippy::unreadable_literal, reason = "printed by Python")]
 
 use super::lr_scheduler::{Anneal, Decay, Ramp};
 

@@ -79,8 +79,8 @@ impl StepScheduler {
 
     /// Whether a checkpoint follows step `step` of `total`.
     pub(crate) fn checkpoint_after(&self, step: u64, epoch_len: u64, total: u64) -> bool {
-        let epoch_ends = (step + 1) % epoch_len == 0;
-        let by_steps = self.ckpt_every_steps.is_some_and(|every| (step + 1) % every == 0);
+        let epoch_ends = (step + 1).is_multiple_of(epoch_len);
+        let by_steps = self.ckpt_every_steps.is_some_and(|every| (step + 1).is_multiple_of(every));
         let by_epoch = epoch_ends && (self.save_checkpoint_every_epoch || self.ckpt_every_steps.is_none());
         by_steps || by_epoch || step + 1 == total
     }

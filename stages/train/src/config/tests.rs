@@ -31,7 +31,8 @@ ci:
 "#;
 
 fn table(json: Value) -> Map<String, Value> {
-    json.as_object().unwrap().clone()
+    let Value::Object(table) = json else { panic!("{json}") };
+    table
 }
 
 fn loaded(yaml: &str, over: Value) -> Loaded {

@@ -53,7 +53,7 @@ fn a_resumed_run_is_the_undisturbed_one_bit_for_bit() {
     world.run("whole", over.clone()).unwrap();
 
     // Stopped by a signal: a checkpoint at the next step, then on from there.
-    let failure = world.run_until("stopped", over.clone(), true).unwrap_err();
+    let failure = world.run_until("stopped", &over, true).unwrap_err();
     assert_eq!(failure.exit, Exit::Interrupted);
     assert_eq!(world.checkpoints("stopped"), ["epoch_0_step_0"]);
     world.run("stopped", over.clone()).unwrap();
@@ -80,6 +80,7 @@ fn a_resumed_run_is_the_undisturbed_one_bit_for_bit() {
         };
         assert_eq!(numbers("whole"), numbers(name));
         assert!(!world.output(name).join(".partial-epoch_2_step_5").exists());
+        assert_eq!(world.checkpoints("whole"), world.checkpoints(name));
     }
 }
 

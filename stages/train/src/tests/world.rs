@@ -92,14 +92,15 @@ impl World {
     }
 
     /// Runs the stage into the folder `name`, with `over` laid over the common recipe.
+    #[expect(clippy::needless_pass_by_value, reason = "calls with `json!` read better")]
     pub(super) fn run(&self, name: &str, over: Value) -> Result<Outcome, Failure> {
-        self.run_until(name, over, false)
+        self.run_until(name, &over, false)
     }
 
     /// As [`World::run`]; `interrupted`: someone pressed ctrl-C before the first step.
-    pub(super) fn run_until(&self, name: &str, over: Value, interrupted: bool) -> Result<Outcome, Failure> {
+    pub(super) fn run_until(&self, name: &str, over: &Value, interrupted: bool) -> Result<Outcome, Failure> {
         let mut table = self.common.clone();
-        overlay(&mut table, &over);
+        overlay(&mut table, over);
         let split = |keys: &[&str], inside: bool| -> Value {
             let entries = table.as_object().unwrap().iter().filter(|(key, _)| keys.contains(&key.as_str()) == inside);
             Value::Object(entries.map(|(k, v)| (k.clone(), v.clone())).collect())
