@@ -26,7 +26,7 @@ pub(crate) struct Session {
     /// Kind of activations.
     pub(crate) compute: Kind,
     /// Scale given to the guidance embedding, if the model has one.
-    guidance: Option<f64>,
+    pub(crate) guidance: Option<f64>,
     recompute: bool,
 }
 

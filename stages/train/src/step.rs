@@ -116,3 +116,74 @@ fn not_finite<'a>(what: &str, samples: impl Iterator<Item = &'a Seen>, items: &[
         "look at these samples, or lower `optimizer.lr`; the run goes on from its last checkpoint when started again";
     Failure::new(Exit::Numbers, Problem::new(format!("{what}; samples: {list}")).help(help))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use models::ModelFolder;
+    use nn::{Conditions, Weights};
+    use serde_json::{Value, json};
+    use spec::Bucket;
+
+    use super::*;
+    use crate::config::load;
+
+    /// Three optimizer steps of diffusers + torch on the same weights, noise and levels: losses, gradient norms, weights.
+    /// The two samples go through one by one (each has its own guidance), so accumulation is held to the same reference.
+    #[test]
+    fn three_steps_equal_diffusers() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/fixtures/flux-tiny");
+        let golden = Weights::file(&folder.join("golden.safetensors")).unwrap();
+        let expected: Value = serde_json::from_slice(&fs_err::read(folder.join("golden.json")).unwrap()).unwrap();
+        let tensor = |name: &str| golden.tensor(name).unwrap();
+        let table = json!({
+            "model": {"torch_dtype": "float32", "compute_dtype": "float32"},
+            "optimizer": {"lr": 1e-3, "weight_decay": 0.01, "betas": [0.9, 0.999], "eps": 1e-8},
+            "clip_grad_norm": {"max_norm": 1.0},
+        });
+        let Value::Object(table) = table else { unreachable!() };
+        let config = load(None, table, Path::new("/")).unwrap().config;
+        let mut session = Session::build(&config, ModelFolder::open(&folder).unwrap(), tch::Device::Cpu).unwrap();
+        let rates = Rates::new(None, &config.optimizer, 3);
+        let bucket = Bucket { width: 80, height: 48, frames: 1 };
+        let items = ["a", "b"].map(|id| Item { sample_id: id.to_owned(), bucket });
+
+        for step in 0..3 {
+            let (noise, levels) =
+                (tensor(&format!("optim/noise/{step}/latents")), tensor(&format!("optim/level/{step}")));
+            let mut accumulation = Accumulation::begin(&mut session, 2).unwrap();
+            for sample in 0..2 {
+                let one = |all: &Tensor| all.narrow(0, sample, 1);
+                accumulation.session.guidance = Some(tensor("transformer/in/guidance").double_value(&[sample]));
+                let conditions = Conditions::from([
+                    ("t5".to_owned(), one(&tensor("transformer/in/encoder_hidden_states"))),
+                    ("clip_pooled".to_owned(), one(&tensor("transformer/in/pooled_projections"))),
+                ]);
+                let sigma = levels.double_value(&[sample]) as f32;
+                let batch = Batch {
+                    samples: vec![sample as usize],
+                    draws: vec![Draw { sigma, weight: 1.0, dropped: false, mask: 0 }],
+                    clean: one(&tensor("transformer/clean/latents")),
+                    noise: one(&noise),
+                    conditions,
+                };
+                accumulation.add(&batch).unwrap();
+            }
+            let stepped = accumulation.finish(step, &config, &rates, &items).unwrap();
+            let number = |name: &str| expected[name][step as usize].as_f64().unwrap();
+            let near =
+                |ours: f64, theirs: f64| assert!((ours - theirs).abs() <= 1e-4 * theirs, "{step}: {ours} {theirs}");
+            near(stepped.loss, number("optim/losses"));
+            near(stepped.grad_norm, number("optim/grad_norms_before_clip"));
+        }
+        let mut compared = 0;
+        for named in session.trained() {
+            let theirs = tensor(&format!("optim/after3/{}", named.name));
+            let far = (&named.tensor - &theirs).norm().double_value(&[]) / theirs.norm().double_value(&[]);
+            assert!(far < 1e-4, "{}: {far}", named.name);
+            compared += 1;
+        }
+        assert_eq!(compared, golden.names().filter(|name| name.starts_with("optim/after3/")).count());
+    }
+}

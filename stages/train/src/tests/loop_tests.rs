@@ -105,6 +105,19 @@ fn computing_activations_again_changes_no_number() {
 }
 
 #[test]
+fn bfloat16_computes_on_float32_masters() {
+    let world = World::new(&[(SQUARE, 8)]);
+    world.run("f32", json!({})).unwrap();
+    world.run("bf16", json!({"model": {"compute_dtype": "bfloat16"}})).unwrap();
+    let masters = world.tensors("bf16", &format!("epoch_3_step_3/{STATE}"));
+    assert!(masters.values().all(|tensor| tensor.kind() == tch::Kind::Float));
+    // Rounding shows, and no more than rounding: bf16 also rounds the time that the model is told.
+    for (a, b) in world.steps("f32").iter().zip(world.steps("bf16")) {
+        assert!(a.loss != b.loss && (a.loss - b.loss).abs() < 0.1 * a.loss, "{} {}", a.loss, b.loss);
+    }
+}
+
+#[test]
 fn a_broken_sample_stops_the_run_and_is_named() {
     let world = World::with_latents(&[(SQUARE, 4)], |id, n| vec![if id.ends_with("-2") { f32::NAN } else { 0.1 }; n]);
     let failure = world.run("run", json!({})).unwrap_err();
