@@ -140,7 +140,9 @@ impl Encoder<'_> {
     fn encode(&self, batch: &Batch) -> Result<Vec<Result<Vec<f16>, Refusal>>, Failure> {
         let Batch { bucket, pictures } = batch;
         let mut rgb = Vec::with_capacity(pictures.len() * 3 * bucket.pixels() as usize);
-        pictures.iter().for_each(|(_, cropped)| rgb.extend_from_slice(&cropped.picture.rgb));
+        for (_, cropped) in pictures {
+            rgb.extend_from_slice(&cropped.picture.rgb);
+        }
         let size = [pictures.len() as i64, i64::from(bucket.height), i64::from(bucket.width), 3];
         let shape = self.vae.latent_shape(bucket.width, bucket.height);
         let latents = no_grad(|| {

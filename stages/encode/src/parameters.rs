@@ -180,7 +180,7 @@ fn parse_bucket(written: &str, quantum: u32) -> Result<Bucket, Problem> {
             Problem::new(format!("bucket `{written}` has {} frames; this model takes pictures", bucket.frames));
         return Err(problem.help(format!("write `{}x{}`", bucket.width, bucket.height)).field("buckets"));
     }
-    if bucket.width % quantum != 0 || bucket.height % quantum != 0 {
+    if !bucket.width.is_multiple_of(quantum) || !bucket.height.is_multiple_of(quantum) {
         let near = |side: u32| (side.saturating_add(quantum / 2) / quantum * quantum).max(quantum);
         let problem = Problem::new(format!("the sides of bucket `{written}` are not multiples of {quantum}"));
         return Err(problem
