@@ -93,7 +93,7 @@ impl Stage for Generate {
                         shot,
                         base,
                         picture,
-                        picture::settings(shot, parameters, takes_guidance, &weights),
+                        &picture::settings(shot, parameters, takes_guidance, &weights),
                         &weights,
                     )?;
                 }
@@ -145,12 +145,12 @@ impl<'a> Album<'a> {
         shot: &Shot,
         base: bool,
         picture: &media::Picture,
-        settings: Vec<(String, String)>,
+        settings: &[(String, String)],
         weights: &picture::Weights,
     ) -> Result<(), Failure> {
         let file = shot.file_name(base);
         let path = self.work.request.output.join(&file);
-        media::write_png(&path, picture, &settings).map_err(unusable)?;
+        media::write_png(&path, picture, settings).map_err(unusable)?;
         self.work.events.output(shot.prompt.clone(), path);
         let row = picture::row(file, shot, &self.work.parameters, weights);
         self.rows.insert((shot.index, base), (row, self.sheet.cell(picture)));

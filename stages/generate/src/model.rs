@@ -52,9 +52,10 @@ impl<'a> Models<'a> {
             ));
         }
         let full = checkpoint.as_ref().filter(|_| !is_lora);
-        let base = match full.is_none() || parameters.with_base {
-            true => Some(ModelFolder::open(fetch(work, "model")?).map_err(unusable)?),
-            false => None,
+        let base = if full.is_none() || parameters.with_base {
+            Some(ModelFolder::open(fetch(work, "model")?).map_err(unusable)?)
+        } else {
+            None
         };
         let trained = full.map(|full| ModelFolder::open(&full.path)).transpose().map_err(unusable)?;
         let folder = trained.or_else(|| base.clone()).ok_or_else(|| Problem::new("there is no model to draw with"))?;

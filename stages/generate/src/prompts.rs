@@ -63,7 +63,7 @@ fn decode(bytes: &[u8]) -> Result<&str, Problem> {
     // U+FEFF is a character like any other to `from_utf8`, so offsets count it.
     let text = std::str::from_utf8(bytes).map_err(|error| {
         let offset = error.valid_up_to();
-        let line = 1 + bytes[..offset].iter().filter(|byte| **byte == b'\n').count();
+        let line = bytes[..offset].split(|byte| *byte == b'\n').count();
         Problem {
             line: Some(line),
             ..Problem::new(format!(
