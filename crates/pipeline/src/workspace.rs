@@ -110,8 +110,9 @@ impl Workspace {
         for node in self.graph.nodes() {
             let Some((program, description)) = described.remove(&node.name) else { continue };
             let mut table = self.recipe.table(&self.graph, &node.name);
+            let before = mistakes.len();
             let (device, threads) = self.take_resources(node, &description, &mut table, &mut mistakes);
-            if !mistakes.is_empty() {
+            if mistakes.len() > before {
                 exits.push(Exit::Recipe);
             }
             let value = Value::Object(table.clone());
@@ -130,7 +131,13 @@ impl Workspace {
                 mistakes.push(self.missing_input(&node.name, needed_by, &problems));
                 continue;
             }
-            mistakes.extend(problems.iter().map(|problem| self.recipe.locate(&self.graph, &node.name, problem)));
+            for problem in &problems {
+                let mistake = self.recipe.locate(&self.graph, &node.name, problem);
+                // The same model at two stages is one mistake.
+                if !mistakes.iter().any(|known| known.message == mistake.message) {
+                    mistakes.push(mistake);
+                }
+            }
             prepared.push(Prepared {
                 node: node.clone(),
                 program,

@@ -186,8 +186,10 @@ fn own(real: &Path, path: &Path) -> Result<bool> {
 fn replace_by_link(from: &Path, to: &Path) {
     let name = format!("{}.linking-{}", to.file_name().unwrap_or_default().to_string_lossy(), std::process::id());
     let beside = to.with_file_name(name);
-    if fs_err::hard_link(from, &beside).is_ok() && fs_err::rename(&beside, to).is_err() {
-        // Nothing is lost: both files stay as they are.
+    if fs_err::hard_link(from, &beside).is_ok() {
+        // Nothing is lost if the rename fails: both files stay as they are. Where both names already were one file it
+        // succeeds and does nothing (POSIX), so the extra name is removed in any case.
+        let _ = fs_err::rename(&beside, to);
         let _ = fs_err::remove_file(&beside);
     }
 }
@@ -284,6 +286,21 @@ mod tests {
         let inode = |path: &str| fs_err::metadata(artifact.path.join(path)).unwrap().ino();
         assert_eq!(inode("a"), inode("sub/b"));
         assert!(!cache.work_path("demo", &material(1).key()).exists());
+    }
+
+    #[test]
+    fn names_that_already_are_one_file_leave_nothing_behind() {
+        let (_folder, cache) = cache();
+        let artifact = make(&cache, 1, |out| {
+            two_files(out);
+            fs_err::hard_link(out.join("a"), out.join("sub/c")).unwrap();
+        })
+        .unwrap();
+        let (mut there, mut recorded) = (Vec::new(), vec!["a", "sub/b", "sub/c"]);
+        list(&artifact.path, "", &mut there).unwrap();
+        there.sort();
+        recorded.sort_unstable();
+        assert_eq!(there, recorded);
     }
 
     #[test]

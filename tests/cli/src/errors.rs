@@ -78,7 +78,7 @@ fn a_missing_data_set_is_named() {
 fn a_missing_column_lists_those_there_are() {
     let sandbox = small();
     with_recipe(&sandbox, |text| text.replace("caption_column = \"text\"", "caption_column = \"txt\""));
-    sandbox.pipeline(&["run", "small.toml"]).expect(4).says(&["txt", "text", "file_name"]);
+    sandbox.pipeline(&["run", "small.toml"]).expect(3).says(&["txt", "text", "file_name"]);
     nothing_published(&sandbox, "ingest");
 }
 
@@ -150,7 +150,7 @@ fn sql_mistakes_name_what_there_is() {
 
 #[test]
 fn an_unknown_command_is_a_usage_error() {
-    Sandbox::new().pipeline(&["rnu", "small.toml"]).expect(2);
+    small().pipeline(&["rnu", "small.toml"]).expect(2).says(&["rnu", "did you mean `run`?"]);
 }
 
 fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
