@@ -131,13 +131,7 @@ impl Workspace {
                 mistakes.push(self.missing_input(&node.name, needed_by, &problems));
                 continue;
             }
-            for problem in &problems {
-                let mistake = self.recipe.locate(&self.graph, &node.name, problem);
-                // The same model at two stages is one mistake.
-                if !mistakes.iter().any(|known| known.message == mistake.message) {
-                    mistakes.push(mistake);
-                }
-            }
+            mistakes.extend(problems.iter().map(|problem| self.recipe.locate(&self.graph, &node.name, problem)));
             prepared.push(Prepared {
                 node: node.clone(),
                 program,

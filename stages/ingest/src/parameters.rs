@@ -42,7 +42,7 @@ pub struct Parameters {
 pub struct Settings {
     /// Folder for one PNG per sample, named by its `sample_id`: what the model will see, before it is resized.
     pub dump: Option<PathBuf>,
-    /// Colour under the transparent parts of dumped pictures, as `#rrggbb`.
+    /// Colour under the transparent parts of dumped pictures, as `#rrggbb`; `encode` takes it from here, too.
     pub background: Colour,
 }
 
