@@ -18,7 +18,7 @@ pub fn noise(seed: u64, sample_id: &str, step: u64, shape: &[i64]) -> Tensor {
     Tensor::from_slice(&drawn).view(shape)
 }
 
-/// `(1 - sigma) clean + sigma noise`: f32 [B, ...] for f32 [B, ...] and sigma f32 [B].
+/// `(1 - sigma) clean + sigma noise`: f32 [B, ...] for f32 [B, ...] and sigma f32 `[B]`.
 pub fn interpolate(clean: &Tensor, noise: &Tensor, sigma: &Tensor) -> Tensor {
     let sigma = per_sample(sigma, clean.dim());
     (1.0 - &sigma) * clean + sigma * noise
@@ -29,7 +29,7 @@ pub fn target(clean: &Tensor, noise: &Tensor) -> Tensor {
     noise - clean
 }
 
-/// Squared error of each sample, averaged over its elements: f32 [B].
+/// Squared error of each sample, averaged over its elements: f32 `[B]`.
 pub fn sample_losses(prediction: &Tensor, target: &Tensor) -> Tensor {
     let error = (prediction.to_kind(Kind::Float) - target).square();
     let rest: Vec<i64> = (1..error.dim() as i64).collect();

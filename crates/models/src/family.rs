@@ -67,7 +67,7 @@ pub struct Encoded {
     pub tokens: i64,
     /// [tokens, width].
     pub embedding: Option<Tensor>,
-    /// [width].
+    /// `[width]`.
     pub pooled: Option<Tensor>,
 }
 

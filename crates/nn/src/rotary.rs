@@ -4,7 +4,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
 
-/// Cosines and sines of `positions` (any float kind, [S]) for one axis of `dim` channels: f32 [S, dim] each, every value
+/// Cosines and sines of `positions` (any float kind, `[S]`) for one axis of `dim` channels: f32 [S, dim] each, every value
 /// twice in a row. Frequencies are computed in f64 (`get_1d_rotary_pos_embed(freqs_dtype=float64, repeat_interleave_real=True)`).
 pub fn table(positions: &Tensor, dim: i64, theta: f64) -> Result<(Tensor, Tensor)> {
     let exponent =

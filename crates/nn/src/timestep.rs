@@ -25,7 +25,7 @@ impl Sinusoidal {
         Self { dim, flip_sin_to_cos: true, downscale_freq_shift: 0.0, scale: 1.0, max_period: 10_000.0 }
     }
 
-    /// [B] of any float kind to f32 [B, dim]. An odd width gets a zero column at the end.
+    /// `[B]` of any float kind to f32 [B, dim]. An odd width gets a zero column at the end.
     pub fn embed(&self, timesteps: &Tensor) -> Result<Tensor> {
         let half = self.dim / 2;
         let device = timesteps.device();

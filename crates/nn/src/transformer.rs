@@ -19,11 +19,11 @@ pub type Conditions = BTreeMap<String, Tensor>;
 pub struct Inputs {
     /// Noisy latents in the cache's layout: [B, C, H, W] for pictures, [B, C, F, H, W] for clips; any float kind.
     pub latents: Tensor,
-    /// Noise level of each sample, sigma in [0, 1], f32 [B].
+    /// Noise level of each sample, sigma in [0, 1], f32 `[B]`.
     pub sigma: Tensor,
     /// Text and other conditions.
     pub conditions: Conditions,
-    /// Distilled guidance scale for each sample, f32 [B]; a model with a guidance embedding refuses `None`.
+    /// Distilled guidance scale for each sample, f32 `[B]`; a model with a guidance embedding refuses `None`.
     pub guidance: Option<Tensor>,
     /// Kind the blocks compute in.
     pub compute: Kind,

@@ -1,6 +1,6 @@
 //! The contract of a stage program: what it is asked and what it answers. Knows no particular stage.
 //!
-//! A stage written in Rust implements [`Stage`] and calls [`entry`] from its `main`; one in another language speaks the
+//! A stage written in Rust implements [`Stage`] and calls [`entry()`] from its `main`; one in another language speaks the
 //! JSON of the contract types itself.
 
 mod contract;
@@ -30,7 +30,7 @@ pub trait Stage: Sized {
     /// Operational settings: those that must not change it. `#[serde(default, deny_unknown_fields)]`, no `flatten`.
     type Settings: Serialize + DeserializeOwned + JsonSchema + Default;
 
-    /// What the stage is; [`entry`] adds the schemas.
+    /// What the stage is; [`entry()`] adds the schemas.
     fn describe() -> About;
 
     /// Looks the parameters over without loading or fetching anything big. Relative paths start at `base_dir`.

@@ -61,7 +61,7 @@ pub fn fused_adamw(
     Ok(())
 }
 
-/// The l2 norm of every tensor, f32 [n], reading each once.
+/// The l2 norm of every tensor, f32 `[n]`, reading each once.
 pub fn norms(tensors: &[Tensor]) -> Result<Tensor> {
     let handles = ffi::handles(tensors);
     // SAFETY: an array of `n` live handles.

@@ -70,7 +70,7 @@ impl Session {
         self.optimizer.parameters()
     }
 
-    /// The velocity at `latents` (f32 [B, ...]) and `sigma` (f32 [B]), in the compute kind.
+    /// The velocity at `latents` (f32 `[B, ...]`) and `sigma` (f32 `[B]`), in the compute kind.
     pub(crate) fn velocity(&self, latents: Tensor, sigma: &Tensor, conditions: &Conditions) -> Result<Tensor, Failure> {
         let to_device = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.to_device(self.device));
         let guidance = self.guidance.map(|scale| Tensor::full([latents.size()[0]], scale, (Kind::Float, self.device)));

@@ -92,7 +92,7 @@ impl<'s> Accumulation<'s> {
     }
 }
 
-/// Weighted loss of every sample: f32 [B], on the device, with its graph.
+/// Weighted loss of every sample: f32 `[B]`, on the device, with its graph.
 pub(crate) fn sample_losses(session: &Session, batch: &Batch) -> Result<Tensor, Failure> {
     let column = |value: fn(&Draw) -> f32| {
         let values: Vec<f32> = batch.draws.iter().map(value).collect();

@@ -12,7 +12,7 @@ use spec::Problem;
 use super::optimizer::Optimizer;
 use super::reader::Block;
 
-/// The block as written; `None` is derived from the run by [`LrScheduler::resolve`].
+/// The block as written; `None` is derived from the run by `Rates::new`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct LrScheduler {
     pub(crate) style: Decay,
