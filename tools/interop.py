@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Do diffusers and a run of ours draw the same pictures?
+
+    interop.py GENERATE --model FOLDER [--checkpoint FOLDER] [--lora PATH] [--max-sequence-length N] [--tolerance 2]
+
+GENERATE      the generate stage's artifact, such as runs/tarot/generate: its images.parquet names every picture with its
+              prompt, seed, size, steps, guidance, true CFG, negative prompt and LoRA scale
+--model       diffusers folder of the base model
+--checkpoint  full fine-tune to load instead, such as runs/tarot/train/epoch_66_step_199: `from_pretrained` on it as it is
+--lora        adapter to apply on the base model with `load_lora_weights` (a folder or file; diffusers or PEFT layout)
+
+Every picture is drawn again by `diffusers.FluxPipeline` in float32 on the CPU. Prints one line a picture with the largest
+and mean difference of the 8-bit values, and, as a check of the check, how far the picture is from one without checkpoint or
+LoRA. Exit code 1 when one differs by more than --tolerance. `generate.dtype` of the recipe must be float32. Needs torch, diffusers, transformers, peft, pyarrow, pillow.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from diffusers import FluxPipeline
+from PIL import Image
+
+
+def pipeline(folder, lora=None):
+    """The pipeline of a folder in float32, with the adapter."""
+    pipe = FluxPipeline.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True)
+    pipe.set_progress_bar_config(disable=True)
+    if lora is not None:
+        path = Path(lora)
+        if path.is_file():
+            pipe.load_lora_weights(str(path.parent), weight_name=path.name)
+        elif (path / "pytorch_lora_weights.safetensors").exists():
+            pipe.load_lora_weights(str(path), weight_name="pytorch_lora_weights.safetensors")
+        else:
+            pipe.transformer = peft_adapter(pipe.transformer, path)
+    return pipe
+
+
+def peft_adapter(transformer, folder):
+    """A transformer with an adapter in PEFT's own layout."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(transformer, str(folder)).base_model.model
+
+
+def draw(pipe, row, tokens, scale):
+    """One row of `images`, as RGB8."""
+    if scale is not None:
+        if hasattr(pipe, "set_adapters") and pipe.get_list_adapters():
+            pipe.set_adapters(pipe.get_active_adapters(), scale)
+        else:
+            for module in pipe.transformer.modules():
+                if hasattr(module, "scale_layer"):
+                    module.scale_layer(scale)
+    cfg = {}
+    if row["true_cfg"] is not None:
+        cfg = {"negative_prompt": row["negative_prompt"], "true_cfg_scale": row["true_cfg"]}
+    image = pipe(
+        prompt=row["prompt"],
+        width=row["width"],
+        height=row["height"],
+        num_inference_steps=row["steps"],
+        guidance_scale=row["guidance"],
+        max_sequence_length=tokens,
+        generator=torch.Generator("cpu").manual_seed(row["seed"]),
+        **cfg,
+    ).images[0]
+    return np.asarray(image).astype(int)
+
+
+def main():
+    """Compare every picture; the exit code says whether all agree."""
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("generate", type=Path)
+    arguments.add_argument("--model", required=True)
+    arguments.add_argument("--checkpoint")
+    arguments.add_argument("--lora")
+    arguments.add_argument("--max-sequence-length", type=int, default=512)
+    arguments.add_argument("--tolerance", type=int, default=2)
+    asked = arguments.parse_args()
+
+    torch.set_num_threads(1)
+    pipe = pipeline(asked.checkpoint or asked.model, asked.lora)
+    base = pipeline(asked.model) if asked.checkpoint or asked.lora else None
+    wrong = 0
+    for row in pq.read_table(asked.generate / "images.parquet").to_pylist():
+        if row["checkpoint"] == "base":
+            continue
+        ours = np.asarray(Image.open(asked.generate / row["file"]).convert("RGB")).astype(int)
+        scale = row["lora_scale"] if asked.lora else None
+        theirs = draw(pipe, row, asked.max_sequence_length, scale)
+        if ours.shape != theirs.shape:
+            wrong += 1
+            print(f"{row['file']}: {ours.shape} is not diffusers' {theirs.shape}")
+            continue
+        apart = np.abs(ours - theirs)
+        wrong += bool(apart.max() > asked.tolerance)
+        line = f"{row['file']}: at most {apart.max()}/255 apart, {apart.mean():.4f} on average"
+        if base is not None:
+            line += f"; without training {np.abs(ours - draw(base, row, asked.max_sequence_length, None)).max()}/255"
+        print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
