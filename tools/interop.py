@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Do diffusers and a run of ours draw the same pictures?
 
-    interop.py GENERATE --model FOLDER [--checkpoint FOLDER] [--lora PATH] [--max-sequence-length N] [--tolerance 2]
+    interop.py GENERATE --model FOLDER [--checkpoint FOLDER] [--lora FILE_OR_FOLDER]
+               [--max-sequence-length N] [--tolerance 2]
 
 GENERATE      the generate stage's artifact, such as runs/tarot/generate: its images.parquet names every picture with its
               prompt, seed, size, steps, guidance, true CFG, negative prompt and LoRA scale
@@ -9,9 +10,12 @@ GENERATE      the generate stage's artifact, such as runs/tarot/generate: its im
 --checkpoint  full fine-tune to load instead, such as runs/tarot/train/epoch_66_step_199: `from_pretrained` on it as it is
 --lora        adapter to apply on the base model with `load_lora_weights` (a folder or file; diffusers or PEFT layout)
 
-Every picture is drawn again by `diffusers.FluxPipeline` in float32 on the CPU. Prints one line a picture with the largest
-and mean difference of the 8-bit values, and, as a check of the check, how far the picture is from one without checkpoint or
-LoRA. Exit code 1 when one differs by more than --tolerance. `generate.dtype` of the recipe must be float32. Needs torch, diffusers, transformers, peft, pyarrow, pillow.
+--max-sequence-length  tokens of T5; what the picture's own metadata says when absent
+
+Every picture is drawn again by `diffusers.FluxPipeline` in float32 on the CPU. Prints one line a picture with the largest and
+mean difference of the 8-bit values and, as a check of the check, how far it is from one without checkpoint or LoRA. Exit code
+1 when one differs by more than --tolerance. `generate.dtype` of the recipe must be float32; pictures of `with_base` are
+skipped. Needs torch, diffusers, transformers, peft, pyarrow, pillow.
 """
 
 import argparse
@@ -79,7 +83,7 @@ def main():
     arguments.add_argument("--model", required=True)
     arguments.add_argument("--checkpoint")
     arguments.add_argument("--lora")
-    arguments.add_argument("--max-sequence-length", type=int, default=512)
+    arguments.add_argument("--max-sequence-length", type=int)
     arguments.add_argument("--tolerance", type=int, default=2)
     asked = arguments.parse_args()
 
@@ -88,11 +92,13 @@ def main():
     base = pipeline(asked.model) if asked.checkpoint or asked.lora else None
     wrong = 0
     for row in pq.read_table(asked.generate / "images.parquet").to_pylist():
-        if row["checkpoint"] == "base":
+        if row["checkpoint"].startswith("base@"):
             continue
-        ours = np.asarray(Image.open(asked.generate / row["file"]).convert("RGB")).astype(int)
+        picture = Image.open(asked.generate / row["file"])
+        tokens = asked.max_sequence_length or int(picture.info["max_sequence_length"])
+        ours = np.asarray(picture.convert("RGB")).astype(int)
         scale = row["lora_scale"] if asked.lora else None
-        theirs = draw(pipe, row, asked.max_sequence_length, scale)
+        theirs = draw(pipe, row, tokens, scale)
         if ours.shape != theirs.shape:
             wrong += 1
             print(f"{row['file']}: {ours.shape} is not diffusers' {theirs.shape}")
@@ -101,7 +107,7 @@ def main():
         wrong += bool(apart.max() > asked.tolerance)
         line = f"{row['file']}: at most {apart.max()}/255 apart, {apart.mean():.4f} on average"
         if base is not None:
-            line += f"; without training {np.abs(ours - draw(base, row, asked.max_sequence_length, None)).max()}/255"
+            line += f"; without training {np.abs(ours - draw(base, row, tokens, None)).max()}/255"
         print(line)
     return 1 if wrong else 0
 

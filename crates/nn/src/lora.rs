@@ -284,15 +284,22 @@ fn suggestion(pattern: &str, linears: &[String]) -> Option<String> {
         .iter()
         .map(|name| {
             let parts: Vec<_> = name.split('.').collect();
-            if pattern.contains('*') {
+            let end = |segments: usize| parts[parts.len().saturating_sub(segments)..].join(".");
+            if pattern.strip_prefix("*.").is_some_and(|rest| !rest.contains('*')) {
+                format!("*.{}", end(segments - 1))
+            } else if pattern.contains('*') {
                 let number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
                 parts.iter().map(|part| if number(part) { "*" } else { part }).collect::<Vec<_>>().join(".")
             } else {
-                parts[parts.len().saturating_sub(segments)..].join(".")
+                end(segments)
             }
         })
         .collect();
-    nearest(pattern, candidates.iter().map(String::as_str))
+    nearest(pattern, candidates.iter().map(String::as_str)).or_else(|| {
+        let ends: BTreeSet<&str> = linears.iter().filter_map(|name| name.rsplit('.').next()).collect();
+        let ends: Vec<String> = ends.iter().take(12).map(|end| format!("`{end}`")).collect();
+        Some(format!("names of its linear layers end in {}", ends.join(", ")))
+    })
 }
 
 #[cfg(test)]

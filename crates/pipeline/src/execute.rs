@@ -168,6 +168,7 @@ impl Run<'_> {
                 material: material.clone(),
                 sources: stage.sources.iter().map(|found| (found.name.clone(), source_record(found))).collect(),
                 inputs: input_records(stage, made),
+                measured: stage.description.measured.clone(),
                 ledger: json!(done.ledger),
                 info: done.info,
                 summary: done.summary.clone(),

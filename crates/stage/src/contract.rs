@@ -35,6 +35,10 @@ pub struct Description {
     pub output: String,
     /// Table name → glob of its Parquet files inside the artifact, for SQL.
     pub tables: BTreeMap<String, String>,
+    /// Globs of files that hold measurements (seconds, memory), not results: they do not count for the output digest, so a
+    /// rerun that computes the same leaves everything below it cached.
+    #[serde(default)]
+    pub measured: Vec<String>,
     /// Whether a killed run is continued from what it left in `output` and `scratch`; otherwise both are emptied first.
     pub resumable: bool,
     /// Devices it can use: `cpu`, `cuda`.

@@ -55,6 +55,8 @@ pub struct About {
     pub output: &'static str,
     /// `(table name, glob of its Parquet files inside the artifact)`.
     pub tables: &'static [(&'static str, &'static str)],
+    /// See [`Description::measured`].
+    pub measured: &'static [&'static str],
     /// See [`Description::resumable`].
     pub resumable: bool,
     /// `cpu`, `cuda`.
@@ -77,6 +79,7 @@ impl About {
             inputs: map(self.inputs),
             output: self.output.to_owned(),
             tables: map(self.tables),
+            measured: self.measured.iter().map(|glob| (*glob).to_owned()).collect(),
             resumable: self.resumable,
             devices: self.devices.iter().map(|d| (*d).to_owned()).collect(),
         }

@@ -136,6 +136,7 @@ mod tests {
                 inputs: &[],
                 output: "x",
                 tables: &[],
+                measured: &[],
                 resumable: false,
                 devices: &["cpu"],
             }

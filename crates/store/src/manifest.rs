@@ -45,6 +45,9 @@ pub struct FileRecord {
     pub bytes: u64,
     /// Of its contents.
     pub digest: Digest,
+    /// Whether it holds measurements, which differ from run to run, and so is left out of the artifact's digest.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub measured: bool,
 }
 
 /// Where a source was when the artifact was made; for people, in no key.
@@ -102,9 +105,9 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Digest of what came out.
+    /// Digest of what came out: paths and contents, of measurements only the path.
     pub fn digest_of(files: &[FileRecord]) -> Digest {
-        let list: Vec<_> = files.iter().map(|file| (&file.path, &file.digest)).collect();
+        let list: Vec<_> = files.iter().map(|file| (&file.path, (!file.measured).then_some(&file.digest))).collect();
         Digest::of_json(&json!(list))
     }
 

@@ -29,7 +29,9 @@ impl Cache {
     pub(crate) fn write_atomically(&self, path: &std::path::Path, bytes: &[u8]) -> Result<()> {
         let folder = path.parent().unwrap_or(self.root());
         fs_err::create_dir_all(folder)?;
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        // Readable by all, as far as the umask allows: a team may share a cache.
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+        let mut file = tempfile::Builder::new().permissions(mode).tempfile_in(folder)?;
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 use crate::cache::{MANIFEST, remove_tree};
+use crate::glob::matches_any;
 use crate::{
     Artifact, Cache, Digest, Error, FileRecord, InputRecord, Lookup, Manifest, Material, Result, SCHEMA, SourceRecord,
     Staging,
@@ -23,6 +24,8 @@ pub struct Finished {
     pub sources: BTreeMap<String, SourceRecord>,
     /// See [`Manifest::inputs`].
     pub inputs: BTreeMap<String, InputRecord>,
+    /// Globs of files with measurements; see [`FileRecord::measured`].
+    pub measured: Vec<String>,
     /// See [`Manifest::ledger`].
     pub ledger: Value,
     /// See [`Manifest::info`].
@@ -40,7 +43,10 @@ impl Cache {
     ///
     /// If the same key was published before (a forced run) and the same bytes came out, the older artifact stays.
     pub fn publish(&self, staging: &Staging, finished: Finished) -> Result<Artifact> {
-        let files = self.take_in(&staging.out)?;
+        let mut files = self.take_in(&staging.out)?;
+        for file in &mut files {
+            file.measured = !finished.measured.is_empty() && matches_any(&finished.measured, &file.path);
+        }
         let stage = finished.material.stage.clone();
         let key = finished.material.key();
         let manifest = Manifest {
@@ -131,7 +137,7 @@ impl Cache {
                 if full != first {
                     replace_by_link(&first, &full);
                 }
-                files.push(FileRecord { path, bytes, digest });
+                files.push(FileRecord { path, bytes, digest, measured: false });
             }
         }
         files.sort();
@@ -255,6 +261,7 @@ mod tests {
                 material,
                 sources: BTreeMap::new(),
                 inputs: BTreeMap::new(),
+                measured: vec!["clock".to_owned()],
                 ledger: json!({"in": 0, "out": 0, "rejected": 0, "held": 0}),
                 info: Value::Null,
                 summary: String::new(),
@@ -286,6 +293,20 @@ mod tests {
         let inode = |path: &str| fs_err::metadata(artifact.path.join(path)).unwrap().ino();
         assert_eq!(inode("a"), inode("sub/b"));
         assert!(!cache.work_path("demo", &material(1).key()).exists());
+    }
+
+    #[test]
+    fn measurements_do_not_count_for_the_digest() {
+        let (_folder, cache) = cache();
+        let at = |seconds: &'static str| {
+            move |out: &Path| {
+                two_files(out);
+                fs_err::write(out.join("clock"), seconds).unwrap();
+            }
+        };
+        let (one, two) = (make(&cache, 1, at("1.0")).unwrap(), make(&cache, 2, at("2.0")).unwrap());
+        assert_eq!(one.manifest.digest, two.manifest.digest);
+        assert_ne!(one.manifest.files, two.manifest.files);
     }
 
     #[test]

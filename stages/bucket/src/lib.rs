@@ -64,6 +64,7 @@ impl Stage for Bucketing {
             inputs: &[("latents", "encoded")],
             output: "shards",
             tables: &[("shards", "shards.parquet"), ("held", "held.parquet"), ("rejects", "rejects.parquet")],
+            measured: &[],
             resumable: false,
             devices: &["cpu"],
         }

@@ -56,6 +56,7 @@ impl Stage for Encode {
                 ("captions", "captions/*.parquet"),
                 ("rejects", "rejects.parquet"),
             ],
+            measured: &[],
             resumable: false,
             devices: &["cpu", "cuda"],
         }

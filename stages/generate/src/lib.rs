@@ -47,6 +47,7 @@ impl Stage for Generate {
             inputs: &[("checkpoint", "checkpoint")],
             output: "pictures",
             tables: &[("images", "images.parquet")],
+            measured: &[],
             resumable: false,
             devices: &["cpu", "cuda"],
         }

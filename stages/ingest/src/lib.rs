@@ -36,6 +36,7 @@ impl Stage for Ingest {
             inputs: &[],
             output: "samples",
             tables: &[("samples", "samples/*.parquet"), ("rejects", "rejects.parquet")],
+            measured: &[],
             resumable: false,
             devices: &["cpu"],
         }

@@ -43,6 +43,7 @@ impl Stage for Train {
             inputs: &[("shards", "shards"), ("captions", "encoded")],
             output: "checkpoint",
             tables: &[("steps", "steps.parquet"), ("losses", "losses.parquet"), ("validation", "validation.parquet")],
+            measured: &["steps.parquet"],
             resumable: true,
             devices: &["cpu", "cuda"],
         }

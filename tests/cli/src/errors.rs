@@ -105,7 +105,7 @@ fn a_model_folder_without_a_vae_says_so_before_anything_runs() {
 fn a_lora_pattern_that_matches_nothing_is_found_at_plan_time() {
     let sandbox = small();
     with_recipe(&sandbox, |text| text + "\n[train.peft]\ndim = 2\nalpha = 4\ntarget_modules = [\"*.attn.to_qq\"]\n");
-    sandbox.pipeline(&["plan", "small.toml"]).expect(3).says(&["to_qq", "to_q"]);
+    sandbox.pipeline(&["plan", "small.toml"]).expect(3).says(&["to_qq", "did you mean", "*.attn.to_q"]);
 }
 
 #[test]

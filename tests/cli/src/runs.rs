@@ -109,6 +109,11 @@ fn a_killed_training_goes_on_to_the_same_bytes() {
         // Seconds and memory are measured, not computed.
         assert!(name.starts_with("steps") || bytes == &b[name], "`{name}` differs after a kill and a resume");
     }
+    let digest = |sandbox: &Sandbox| {
+        let text = fs_err::read_to_string(sandbox.path("runs/small/train/manifest.json")).expect("a manifest");
+        serde_json::from_str::<serde_json::Value>(&text).expect("JSON")["digest"].clone()
+    };
+    assert_eq!(digest(&undisturbed), digest(&killed), "what comes after would run again");
 }
 
 fn has_checkpoint(work: &Path) -> bool {
