@@ -37,6 +37,7 @@ fn main() {
     let (side, batch, text) = (number("size", 256) / 8, number("batch", 2), number("text", 512));
     let compute =
         if settings.get("dtype").is_some_and(|dtype| dtype == "bfloat16") { Kind::BFloat16 } else { Kind::Float };
+    torch::memory::keep_freed();
     torch::device::set_threads(number("threads", 1) as usize);
 
     let builder = Builder::from_weights(

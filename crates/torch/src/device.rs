@@ -23,7 +23,10 @@ static CUDA: Mutex<Option<PathBuf>> = Mutex::new(None);
 /// `cpu`, `cuda` (the same as `cuda:0`) or `cuda:N`, checked to be usable. Loads CUDA when asked for it; see [`load_cuda`].
 pub fn resolve(name: &str) -> Result<Device> {
     let index = match name.split_once(':') {
-        None if name == "cpu" => return Ok(Device::Cpu),
+        None if name == "cpu" => {
+            crate::memory::keep_freed();
+            return Ok(Device::Cpu);
+        }
         None if name == "cuda" => 0,
         Some(("cuda", digits)) => digits.parse::<u16>().map_err(|_| Error::UnknownDevice(name.to_owned()))?,
         _ => return Err(Error::UnknownDevice(name.to_owned())),

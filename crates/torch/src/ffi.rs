@@ -18,6 +18,7 @@ pub(crate) struct Closure {
 }
 
 unsafe extern "C" {
+    pub(crate) fn mallopt(parameter: c_int, value: c_int) -> c_int;
     fn shim_failure() -> *const c_char;
     fn shim_set_failure(text: *const c_char);
     pub(crate) fn shim_custom_node(
