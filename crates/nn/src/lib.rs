@@ -5,6 +5,7 @@
 pub mod attention;
 mod builder;
 mod conv;
+mod dtype;
 pub mod ema;
 mod error;
 mod init;
@@ -23,6 +24,7 @@ pub mod weights;
 
 pub use builder::{BuildOptions, Builder, Named, Parameters};
 pub use conv::{Conv2d, Conv2dOptions};
+pub use dtype::Dtype;
 pub use error::{Error, Result};
 pub use init::Init;
 pub use linear::{Embedding, Linear};

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 use tch::{Kind, Tensor};
 
 use crate::builder::{Parameters, missing};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, nearest};
 use crate::lora::{A, B, Spec};
 use crate::save::{replace, save_safetensors};
 use crate::weights::Weights;
@@ -130,6 +130,12 @@ impl AdapterFile {
 
         let (mut factors, mut alphas) = (BTreeMap::new(), BTreeMap::new());
         for key in weights.names() {
+            if let Some(what) = foreign(key) {
+                return Err(bad(format!(
+                    "`{key}` is {what}; files of diffusers and PEFT are read (diffusers' `load_lora_weights` and \
+                     `save_lora_weights` convert others)"
+                )));
+            }
             let name = strip(key);
             if let Some(module) = module_of(name, "alpha") {
                 alphas.insert(module.to_owned(), f64::try_from(weights.tensor(key)?.f_to_kind(Kind::Double)?)?);
@@ -209,6 +215,33 @@ impl AdapterFile {
                 return Err(Error::Shape { origin, name: named.name.clone(), found: found.size(), expected: shape });
             }
             tch::no_grad(|| named.tensor.shallow_clone().f_copy_(found))?;
+        }
+        Ok(())
+    }
+
+    /// Adds `strength` times the update to the weights themselves, for an adapter beside the one the model was built with.
+    pub fn merge_into(&self, parameters: &Parameters, strength: f64) -> Result<()> {
+        let spec = self.spec();
+        for (name, module) in &self.modules {
+            let key = format!("{name}.weight");
+            let Some(named) = parameters.weights.iter().find(|named| named.name == key) else {
+                let known = parameters.weights.iter().filter_map(|named| named.name.strip_suffix(".weight"));
+                return Err(Error::UnmatchedAdapter {
+                    what: "target",
+                    pattern: name.clone(),
+                    help: nearest(name, known),
+                });
+            };
+            let update = module.b.f_matmul(&module.a)?.f_mul_scalar(spec.scale_of(name) * strength)?;
+            if update.size() != named.tensor.size() {
+                let origin = self.path.display().to_string();
+                return Err(Error::Shape { origin, name: key, found: update.size(), expected: named.tensor.size() });
+            }
+            let device = named.tensor.device();
+            tch::no_grad(|| {
+                let sum = named.tensor.f_to_kind(Kind::Float)?.f_add(&update.f_to_device(device)?)?;
+                named.tensor.shallow_clone().f_copy_(&sum)
+            })?;
         }
         Ok(())
     }
@@ -342,6 +375,20 @@ fn find(folder: &Path) -> Result<PathBuf> {
             Err(Error::File { path: folder.to_owned(), reason })
         }
     }
+}
+
+/// What a key of another trainer, or for another component, is.
+fn foreign(key: &str) -> Option<&'static str> {
+    const KINDS: [(&str, &str); 7] = [
+        ("lora_te", "a text encoder's, in kohya's naming; only the denoiser takes a LoRA here"),
+        ("text_encoder", "a text encoder's; only the denoiser takes a LoRA here"),
+        ("lora_unet_", "in kohya's naming"),
+        ("lora_transformer_", "in kohya's naming"),
+        ("diffusion_model.", "in ComfyUI's naming"),
+        ("double_blocks.", "in the naming of Black Forest Labs"),
+        ("single_blocks.", "in the naming of Black Forest Labs"),
+    ];
+    KINDS.iter().find(|(prefix, _)| key.starts_with(prefix)).map(|(_, what)| *what)
 }
 
 fn strip(key: &str) -> &str {

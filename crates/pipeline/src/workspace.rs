@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::{Map, Value};
 use spec::graph::{Kinds, Node};
 use spec::{Graph, Mistake, Recipe, schema};
-use stage::{CONTRACT, CheckRequest, Checked, Description, Exit, SOURCE_NAMES};
+use stage::{CheckRequest, Checked, Description, Exit, SOURCE_NAMES};
 use store::Cache;
 
 use crate::error::{Error, Result};
@@ -69,6 +69,7 @@ impl Workspace {
         let recipe = Recipe::read(&options.recipe, &options.overrides)?;
         let graph = Graph::find(&recipe.base_dir, &current, BUILT_IN_GRAPH)?;
         recipe.check_stages(&graph)?;
+        let graph = graph.restricted_to(|stage| recipe.stages.contains_key(stage));
         let folder = options
             .cache
             .clone()
@@ -89,7 +90,10 @@ impl Workspace {
         }
         let kinds = described
             .iter()
-            .map(|(name, (_, d))| (name.clone(), Kinds { inputs: d.inputs.clone(), output: d.output.clone() }))
+            .map(|(name, (_, d))| {
+                let kinds = Kinds { inputs: d.inputs.clone(), optional: d.optional.clone(), output: d.output.clone() };
+                (name.clone(), kinds)
+            })
             .collect();
         self.graph.check_kinds(&kinds)?;
         Ok(described)
@@ -119,8 +123,8 @@ impl Workspace {
             let mut problems = schema::validate_split(&description.parameters, &description.settings, &value);
             let mut checked = Checked::default();
             if problems.is_empty() {
-                let request =
-                    CheckRequest { contract: CONTRACT, parameters: value, base_dir: self.recipe.base_dir.clone() };
+                let inputs = node.inputs.keys().cloned().collect();
+                let request = CheckRequest { inputs, ..CheckRequest::new(value, &self.recipe.base_dir) };
                 checked = program.check(&self.cache, &node.name, &request)?;
                 problems.clone_from(&checked.problems);
                 exits.extend(problems.iter().map(|problem| exit_of(problem, &checked)));

@@ -21,8 +21,18 @@ pub struct Node {
     pub program: String,
     /// Input name → stage that makes it.
     pub inputs: BTreeMap<String, String>,
+    /// The same for inputs that are taken only from stages a recipe has; see [`Graph::restricted_to`].
+    pub optional: BTreeMap<String, String>,
     /// Parameter → `stage.parameter` it is taken from, unless this stage's table has its own.
     pub defaults: BTreeMap<String, String>,
+}
+
+impl Node {
+    /// Every edge that leads here: (key of the graph's file, input, stage that makes it).
+    fn edges(&self) -> impl Iterator<Item = (&'static str, &String, &String)> {
+        let inputs = self.inputs.iter().map(|(input, from)| ("inputs", input, from));
+        inputs.chain(self.optional.iter().map(|(input, from)| ("optional", input, from)))
+    }
 }
 
 /// A checked graph: every edge leads to a stage, and there is no cycle.
@@ -41,6 +51,8 @@ pub struct Graph {
 pub struct Kinds {
     /// Input name → kind of artifact it takes.
     pub inputs: BTreeMap<String, String>,
+    /// Inputs it can do without.
+    pub optional: BTreeSet<String>,
     /// Kind of artifact it makes.
     pub output: String,
 }
@@ -91,6 +103,16 @@ impl Graph {
         &self.origin.name
     }
 
+    /// The graph of a recipe: an optional input becomes an input if `has` its stage, and is not there otherwise.
+    #[must_use]
+    pub fn restricted_to(mut self, has: impl Fn(&str) -> bool) -> Self {
+        for node in &mut self.nodes {
+            let taken = node.optional.iter().filter(|(_, from)| has(from));
+            node.inputs.extend(taken.map(|(input, from)| (input.clone(), from.clone())));
+        }
+        self
+    }
+
     /// `stage` and everything it needs, directly or not.
     pub fn needed_by(&self, stage: &str) -> BTreeSet<String> {
         let mut needed = BTreeSet::new();
@@ -114,9 +136,9 @@ impl Graph {
         };
         for node in &self.nodes {
             let Some(kinds) = described.get(&node.name) else { continue };
-            let at = format!("stage.{}.inputs", node.name);
             for (input, from) in &node.inputs {
-                let path = format!("{at}.{input}");
+                let key = if node.optional.contains_key(input) { "optional" } else { "inputs" };
+                let path = format!("stage.{}.{key}.{input}", node.name);
                 match (kinds.inputs.get(input), described.get(from)) {
                     (None, _) => refuse(
                         &path,
@@ -136,7 +158,8 @@ impl Graph {
                     (Some(_), _) => {}
                 }
             }
-            for (input, kind) in kinds.inputs.iter().filter(|(input, _)| !node.inputs.contains_key(*input)) {
+            let wired = |input: &str| node.inputs.contains_key(input) || kinds.optional.contains(input);
+            for (input, kind) in kinds.inputs.iter().filter(|(input, _)| !wired(input)) {
                 refuse(
                     &format!("stage.{}", node.name),
                     Mistake::new(format!(
@@ -196,6 +219,7 @@ impl Reader<'_> {
             name: name.to_owned(),
             program: format!("pipeline-{name}"),
             inputs: BTreeMap::new(),
+            optional: BTreeMap::new(),
             defaults: BTreeMap::new(),
         };
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
@@ -203,7 +227,7 @@ impl Reader<'_> {
             let help = Some("use letters, digits, `-` and `_`".to_owned());
             self.refuse(&at, format!("`{name}` cannot be the name of a stage"), help, "here");
         }
-        let known = ["program", "inputs", "defaults"];
+        let known = ["program", "inputs", "optional", "defaults"];
         match table.as_object() {
             None => self.refuse(&at, format!("`{at}` must be a table"), None, "not a table"),
             Some(table) => {
@@ -215,6 +239,7 @@ impl Reader<'_> {
                             self.refuse(&path, format!("`{path}` must be the name of a program"), None, "here");
                         }
                         ("inputs", _) => node.inputs = self.names(&path, value),
+                        ("optional", _) => node.optional = self.names(&path, value),
                         ("defaults", _) => node.defaults = self.names(&path, value),
                         _ => self.refuse(
                             &path,
@@ -249,10 +274,13 @@ impl Reader<'_> {
     fn edges(&mut self, nodes: &[Node]) {
         let known: Vec<&str> = nodes.iter().map(|node| node.name.as_str()).collect();
         for node in nodes {
-            for (input, from) in node.inputs.iter().filter(|(_, from)| !known.contains(&from.as_str())) {
-                let help = suggest::help(from, known.iter().copied());
-                let message = format!("the input `{input}` of `{}` comes from `{from}`, which is no stage", node.name);
-                self.refuse(&format!("stage.{}.inputs.{input}", node.name), message, Some(help), "unknown stage");
+            for (key, inputs) in [("inputs", &node.inputs), ("optional", &node.optional)] {
+                for (input, from) in inputs.iter().filter(|(_, from)| !known.contains(&from.as_str())) {
+                    let help = suggest::help(from, known.iter().copied());
+                    let message =
+                        format!("the input `{input}` of `{}` comes from `{from}`, which is no stage", node.name);
+                    self.refuse(&format!("stage.{}.{key}.{input}", node.name), message, Some(help), "unknown stage");
+                }
             }
             for (parameter, path) in &node.defaults {
                 let at = format!("stage.{}.defaults.{parameter}", node.name);
@@ -284,7 +312,7 @@ fn sorted(nodes: Vec<Node>, places: &Places) -> Result<Vec<Node>, Mistakes> {
     while !waiting.is_empty() {
         let ready = waiting
             .iter()
-            .position(|node| node.inputs.values().all(|from| order.iter().any(|done| done.name == *from)));
+            .position(|node| node.edges().all(|(_, _, from)| order.iter().any(|done| done.name == *from)));
         match ready {
             Some(index) => order.push(waiting.remove(index)),
             None => return Err(cycle(&waiting, places).into()),
@@ -295,25 +323,25 @@ fn sorted(nodes: Vec<Node>, places: &Places) -> Result<Vec<Node>, Mistakes> {
 
 /// Names one cycle among nodes that all wait for each other.
 fn cycle(waiting: &[Node], places: &Places) -> Mistake {
-    let mut walk: Vec<(&str, &str)> = Vec::new();
+    let mut walk: Vec<(&str, String)> = Vec::new();
     let mut here = waiting.first();
     while let Some(node) = here {
         if let Some(start) = walk.iter().position(|(name, _)| *name == node.name) {
             walk.drain(..start);
             break;
         }
-        let next = node
-            .inputs
-            .iter()
-            .find_map(|(input, from)| waiting.iter().find(|other| other.name == *from).map(|other| (input, other)));
-        walk.push((&node.name, next.map_or("", |(input, _)| input)));
+        let next = node.edges().find_map(|(key, input, from)| {
+            let other = waiting.iter().find(|other| other.name == *from)?;
+            Some((format!("stage.{}.{key}.{input}", node.name), other))
+        });
+        walk.push((&node.name, next.as_ref().map(|(place, _)| place.clone()).unwrap_or_default()));
         here = next.map(|(_, other)| other);
     }
     let mut names: Vec<String> = walk.iter().map(|(name, _)| format!("`{name}`")).collect();
     names.extend(names.first().cloned());
     let mistake = Mistake::new(format!("the graph has a cycle: {}", names.join(" waits for ")))
         .help("a stage's inputs may only come from stages that do not wait for it");
-    let place = walk.first().and_then(|(name, input)| places.get(&format!("stage.{name}.inputs.{input}")));
+    let place = walk.first().and_then(|(_, edge)| places.get(edge));
     match place {
         Some(place) => mistake.at(&place.origin, place.value.clone(), "one edge of the cycle"),
         None => mistake,
@@ -337,6 +365,20 @@ mod tests {
         assert_eq!(names(&graph), ["z", "m", "a", "b"]);
         assert_eq!(graph.node("b").unwrap().program, "pipeline-b");
         assert_eq!(graph.needed_by("b").into_iter().collect::<Vec<_>>(), ["a", "b"]);
+    }
+
+    #[test]
+    fn an_optional_input_is_taken_from_a_stage_of_the_recipe_only() {
+        let text = "[stage.draw]\noptional = { weights = \"learn\" }\n[stage.learn]\n";
+        let graph = Graph::parse(None, text).unwrap();
+        assert_eq!(names(&graph), ["learn", "draw"]);
+        let needed = |graph: Graph| graph.needed_by("draw").into_iter().collect::<Vec<_>>();
+        assert_eq!(needed(graph.clone().restricted_to(|stage| stage == "learn")), ["draw", "learn"]);
+        assert_eq!(needed(graph.restricted_to(|_| false)), ["draw"]);
+        let unknown = Graph::parse(None, &text.replace("\"learn\"", "\"lern\"")).unwrap_err();
+        assert!(unknown.to_string().contains("the input `weights` of `draw` comes from `lern`"), "{unknown}");
+        let cycle = Graph::parse(None, "[stage.a]\noptional = { x = \"b\" }\n[stage.b]\ninputs = { y = \"a\" }\n");
+        assert_eq!(cycle.unwrap_err().to_string(), "the graph has a cycle: `a` waits for `b` waits for `a`");
     }
 
     #[test]

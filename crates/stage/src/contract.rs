@@ -3,7 +3,7 @@
 //! Everything here is JSON on disk or on a pipe, so a stage may be written in any language. The contract knows nothing
 //! of which stages exist, nor of models or tensors.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,9 @@ pub struct Description {
     pub settings: Value,
     /// Input name → kind of artifact it takes.
     pub inputs: BTreeMap<String, String>,
+    /// Inputs it can do without: a graph may wire them under `optional`, or not at all.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub optional: BTreeSet<String>,
     /// Kind of the artifact it makes.
     pub output: String,
     /// Table name → glob of its Parquet files inside the artifact, for SQL.
@@ -55,6 +58,16 @@ pub struct CheckRequest {
     pub parameters: Value,
     /// Folder of the recipe; relative paths in `parameters` start here.
     pub base_dir: PathBuf,
+    /// The inputs that it will be given.
+    #[serde(default)]
+    pub inputs: BTreeSet<String>,
+}
+
+impl CheckRequest {
+    /// A question about `parameters` of a stage that is given no inputs.
+    pub fn new(parameters: Value, base_dir: impl Into<PathBuf>) -> Self {
+        Self { contract: CONTRACT, parameters, base_dir: base_dir.into(), inputs: BTreeSet::new() }
+    }
 }
 
 /// What `check` prints: nothing is loaded, nothing is fetched beyond small configuration files.

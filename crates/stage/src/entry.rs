@@ -61,7 +61,7 @@ fn usage(description: &Description) -> String {
 
 fn check<S: Stage>(description: &Description, request: &CheckRequest) -> Checked {
     match parse::<S>(description, &request.parameters) {
-        Ok((parameters, settings)) => S::check(&parameters, &settings, &request.base_dir),
+        Ok((parameters, settings)) => S::check(&parameters, &settings, request),
         Err(problems) => Checked { problems, ..Checked::default() },
     }
 }

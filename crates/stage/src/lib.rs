@@ -3,6 +3,7 @@
 //! A stage written in Rust implements [`Stage`] and calls [`entry()`] from its `main`; one in another language speaks the
 //! JSON of the contract types itself.
 
+mod colour;
 mod contract;
 mod entry;
 mod events;
@@ -10,13 +11,13 @@ mod failure;
 mod parameters;
 mod source;
 
+pub use colour::Colour;
 pub use contract::*;
 pub use entry::entry;
 pub use events::Events;
 pub use failure::{Exit, Failure};
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -33,8 +34,8 @@ pub trait Stage: Sized {
     /// What the stage is; [`entry()`] adds the schemas.
     fn describe() -> About;
 
-    /// Looks the parameters over without loading or fetching anything big. Relative paths start at `base_dir`.
-    fn check(parameters: &Self::Parameters, settings: &Self::Settings, base_dir: &Path) -> Checked;
+    /// Looks the parameters over without loading or fetching anything big.
+    fn check(parameters: &Self::Parameters, settings: &Self::Settings, request: &CheckRequest) -> Checked;
 
     /// Does the work: fills `work.request.output`.
     fn run(work: &Work<Self>) -> Result<Outcome, Failure>;
@@ -51,6 +52,8 @@ pub struct About {
     pub about: &'static str,
     /// `(input name, kind of artifact)`.
     pub inputs: &'static [(&'static str, &'static str)],
+    /// See [`Description::optional`].
+    pub optional: &'static [&'static str],
     /// Kind of the artifact it makes.
     pub output: &'static str,
     /// `(table name, glob of its Parquet files inside the artifact)`.
@@ -77,6 +80,7 @@ impl About {
             parameters: schemars::schema_for!(S::Parameters).to_value(),
             settings: schemars::schema_for!(S::Settings).to_value(),
             inputs: map(self.inputs),
+            optional: self.optional.iter().map(|input| (*input).to_owned()).collect(),
             output: self.output.to_owned(),
             tables: map(self.tables),
             measured: self.measured.iter().map(|glob| (*glob).to_owned()).collect(),

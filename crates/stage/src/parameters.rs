@@ -134,6 +134,7 @@ mod tests {
                 version: 1,
                 about: "",
                 inputs: &[],
+                optional: &[],
                 output: "x",
                 tables: &[],
                 measured: &[],
@@ -141,7 +142,7 @@ mod tests {
                 devices: &["cpu"],
             }
         }
-        fn check(_: &Parameters, _: &Settings, _: &std::path::Path) -> Checked {
+        fn check(_: &Parameters, _: &Settings, _: &crate::CheckRequest) -> Checked {
             Checked::default()
         }
         fn run(_: &Work<Self>) -> Result<Outcome, Failure> {

@@ -6,12 +6,10 @@
 mod pack;
 mod plan;
 
-use std::path::Path;
-
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use spec::Problem;
-use stage::{About, Checked, Exit, Failure, Outcome, Stage, Work};
+use stage::{About, CheckRequest, Checked, Exit, Failure, Outcome, Stage, Work};
 
 /// What is done with the rows of a bucket that fill no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -62,6 +60,7 @@ impl Stage for Bucketing {
             version: 1,
             about: "Packs latents into shards of equal shape, in whole batches.",
             inputs: &[("latents", "encoded")],
+            optional: &[],
             output: "shards",
             tables: &[("shards", "shards.parquet"), ("held", "held.parquet"), ("rejects", "rejects.parquet")],
             measured: &[],
@@ -70,7 +69,7 @@ impl Stage for Bucketing {
         }
     }
 
-    fn check(parameters: &Parameters, _: &Settings, _: &Path) -> Checked {
+    fn check(parameters: &Parameters, _: &Settings, _: &CheckRequest) -> Checked {
         let mut checked = Checked { key: serde_json::json!(parameters), ..Checked::default() };
         for (field, value) in [("batch_size", parameters.batch_size), ("shard_bytes", parameters.shard_bytes)] {
             if value == 0 {

@@ -224,7 +224,9 @@ fn what_cannot_be_packed_is_said() {
 
 #[test]
 fn parameters_are_checked() {
-    let check = |parameters| Bucketing::check(&parameters, &Settings {}, Path::new(""));
+    let check = |parameters| {
+        Bucketing::check(&parameters, &Settings {}, &stage::CheckRequest::new(serde_json::Value::Null, ""))
+    };
     assert_eq!(check(Parameters::default()).problems, []);
     let checked = check(Parameters { batch_size: 0, shard_bytes: 0, ..Parameters::default() });
     let fields: Vec<_> = checked.problems.iter().map(|p| p.field.as_deref().unwrap()).collect();

@@ -13,18 +13,18 @@ mod pictures;
 mod plan;
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use models::ModelFolder;
 use nn::BuildOptions;
 use serde_json::json;
 use spec::Problem;
-use stage::{About, Checked, Exit, Failure, Ledger, Outcome, SourceKind, Stage, Work};
+use stage::{About, CheckRequest, Checked, Exit, Failure, Ledger, Outcome, SourceKind, Stage, Work};
 use tables::TableReader;
 use tch::Kind;
 
 use engine::Engine;
-pub use parameters::{Dtype, Parameters, Posterior, Settings, Upscale};
+pub use parameters::{Parameters, Posterior, Settings, Upscale};
 use plan::{Grid, Plan};
 
 /// The step version: bumped when equal inputs and parameters would give another result.
@@ -50,6 +50,7 @@ impl Stage for Encode {
             version: VERSION,
             about: "Encodes pictures with the model's VAE and captions with its text encoders.",
             inputs: &[("samples", "samples")],
+            optional: &[],
             output: "encoded",
             tables: &[
                 ("latents", "latents/**/*.parquet"),
@@ -62,8 +63,8 @@ impl Stage for Encode {
         }
     }
 
-    fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path) -> Checked {
-        check::check(parameters, settings, base_dir)
+    fn check(parameters: &Parameters, settings: &Settings, request: &CheckRequest) -> Checked {
+        check::check(parameters, settings, &request.base_dir)
     }
 
     fn run(work: &Work<Self>) -> Result<Outcome, Failure> {

@@ -1,10 +1,12 @@
 //! What a recipe's `[encode]` table may say, and what of it is semantic.
 
+use nn::Dtype;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use spec::bucket::NotABucket;
 use spec::{Bucket, Problem};
+use stage::Colour;
 
 /// What changes the result.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -62,26 +64,6 @@ pub enum Upscale {
     Reject,
 }
 
-/// Number format.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    /// 32 bits: the reference.
-    #[default]
-    Float32,
-    /// 16 bits, as large models are published.
-    Bfloat16,
-}
-
-impl From<Dtype> for tch::Kind {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::Float32 => Self::Float,
-            Dtype::Bfloat16 => Self::BFloat16,
-        }
-    }
-}
-
 /// Which point of the posterior.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -98,36 +80,6 @@ pub(crate) const DEFAULT_MAX_PIXELS: u64 = 512 * 512;
 
 fn default_max_sequence_length() -> u32 {
     512
-}
-
-/// A colour, written `#rrggbb`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String", into = "String")]
-#[schemars(with = "String")]
-pub struct Colour(pub [u8; 3]);
-
-impl Default for Colour {
-    fn default() -> Self {
-        Self([255; 3])
-    }
-}
-
-impl TryFrom<String> for Colour {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let digits = text.strip_prefix('#').filter(|d| d.len() == 6 && d.bytes().all(|b| b.is_ascii_hexdigit()));
-        match digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()) {
-            Some(value) => Ok(Self([(value >> 16) as u8, (value >> 8) as u8, value as u8])),
-            None => Err(format!("`{text}` is not a colour; write `#rrggbb`, such as `#ffffff`")),
-        }
-    }
-}
-
-impl From<Colour> for String {
-    fn from(Colour([r, g, b]): Colour) -> Self {
-        format!("#{r:02x}{g:02x}{b:02x}")
-    }
 }
 
 impl Parameters {

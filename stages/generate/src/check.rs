@@ -5,7 +5,7 @@ use std::path::Path;
 use models::ModelFolder;
 use serde_json::{Value, json};
 use spec::Problem;
-use stage::{Checked, Source, SourceKind};
+use stage::{CheckRequest, Checked, Source, SourceKind};
 
 use crate::checkpoint::ADAPTER_FILES;
 use crate::parameters::{Parameters, Settings};
@@ -17,7 +17,8 @@ const PARTS: &[&str] =
     &["model_index.json", "scheduler/**", "transformer/**", "vae/**", "text_encoder*/**", "tokenizer*/**"];
 
 /// What is wrong, what the result depends on, and what has no effect.
-pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path) -> Checked {
+pub(crate) fn check(parameters: &Parameters, settings: &Settings, request: &CheckRequest) -> Checked {
+    let base_dir = request.base_dir.as_path();
     let mut checked = Checked::default();
     let mut look = None;
     match Source::model("model", &parameters.model, None, base_dir, PARTS) {
@@ -37,6 +38,9 @@ pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Pat
             Ok(source) => checked.sources.push(source),
             Err(problem) => checked.problems.push(problem),
         }
+    }
+    if !request.inputs.contains("checkpoint") {
+        checked.problems.extend(untrained(parameters));
     }
     if let Some(file) = &parameters.prompts_file {
         checked.consulted.push(base_dir.join(file));
@@ -74,6 +78,11 @@ pub(crate) fn all_prompts(parameters: &Parameters, base_dir: &Path) -> Result<Ve
         let problem = Problem::new("there is no prompt").help("set `prompts = [\"…\"]` or `prompts_file`");
         return Err(vec![problem.field("prompts")]);
     }
+    let texts = prompts.iter().flat_map(Prompt::texts).chain(parameters.negative_prompt.as_deref());
+    if let Some(text) = texts.into_iter().find(|text| text.contains('\0')) {
+        let problem = Problem::new(format!("a prompt holds a NUL character: {text:?}"));
+        return Err(vec![problem.help("a PNG cannot keep it with the picture; remove it").field("prompts")]);
+    }
     let too_large = |prompt: &&Prompt| {
         let last = prompt.seed.unwrap_or(parameters.seed).checked_add(u64::from(parameters.images_per_prompt));
         last.is_none_or(|last| i64::try_from(last).is_err())
@@ -83,6 +92,22 @@ pub(crate) fn all_prompts(parameters: &Parameters, base_dir: &Path) -> Result<Ve
         return Err(vec![Problem::new(format!("seed {seed} is too large")).help("use one below 2^63").field("seed")]);
     }
     Ok(prompts)
+}
+
+/// What makes no sense in a recipe that trains nothing.
+fn untrained(parameters: &Parameters) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    if let Some(name) = &parameters.checkpoint {
+        let problem = Problem::new(format!("`checkpoint` names `{name}`, and the recipe trains nothing"));
+        problems.push(
+            problem.help("add a table `[train]`, or name a trained folder as `model` or `lora`").field("checkpoint"),
+        );
+    }
+    if parameters.with_base && parameters.lora.is_none() {
+        let problem = Problem::new("`with_base` would draw every picture twice: the recipe trains nothing");
+        problems.push(problem.help("remove it, or name a `lora`").field("with_base"));
+    }
+    problems
 }
 
 /// The semantic parameters with defaults filled in, without locations.
@@ -109,6 +134,10 @@ fn lora_source(written: &str, base_dir: &Path) -> Result<Source, Problem> {
         }
         let location = path.to_string_lossy().into_owned();
         return Ok(Source { name: "lora".into(), kind: SourceKind::Path, location, revision: None, parts: Vec::new() });
+    }
+    if written.ends_with(".safetensors") {
+        let problem = Problem::new(format!("there is no file `{}`", path.display()));
+        return Err(problem.help("a relative path starts at the recipe's folder").field("lora"));
     }
     let source = Source::model("lora", written, None, base_dir, &["*.safetensors", "adapter_config.json"])?;
     let holds_adapter =

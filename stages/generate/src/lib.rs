@@ -14,15 +14,14 @@ mod render;
 mod texts;
 
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use diffusion::schedule::FlowMatchEuler;
 use serde_json::json;
-use stage::{About, Checked, Exit, Failure, Ledger, Outcome, Stage, Work};
+use stage::{About, CheckRequest, Checked, Exit, Failure, Ledger, Outcome, Stage, Work};
 use tables::ImageRow;
 
 use model::Models;
-pub use parameters::{Dtype, Parameters, Settings};
+pub use parameters::{Parameters, Settings};
 use picture::Sheet;
 use plan::Shot;
 use render::Renderer;
@@ -45,6 +44,7 @@ impl Stage for Generate {
             version: 1,
             about: "Draws prompts with the trained checkpoint.",
             inputs: &[("checkpoint", "checkpoint")],
+            optional: &["checkpoint"],
             output: "pictures",
             tables: &[("images", "images.parquet")],
             measured: &[],
@@ -53,8 +53,8 @@ impl Stage for Generate {
         }
     }
 
-    fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path) -> Checked {
-        check::check(parameters, settings, base_dir)
+    fn check(parameters: &Parameters, settings: &Settings, request: &CheckRequest) -> Checked {
+        check::check(parameters, settings, request)
     }
 
     fn run(work: &Work<Self>) -> Result<Outcome, Failure> {

@@ -41,17 +41,7 @@ impl<'a> Models<'a> {
             Some(artifact) => Some(checkpoint::find(artifact, parameters.checkpoint.as_deref()).map_err(missing)?),
             None => None,
         };
-        let is_lora = checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.kind == checkpoint::Kind::Lora);
-        if let (true, Some(lora)) = (is_lora, &parameters.lora) {
-            let problem = Problem::new(format!(
-                "training made a LoRA, and `lora` names another, `{lora}`; one can be applied at a time"
-            ));
-            return Err(Failure::new(
-                Exit::Recipe,
-                problem.help("remove `lora`, or draw it in a recipe of its own").field("lora"),
-            ));
-        }
-        let full = checkpoint.as_ref().filter(|_| !is_lora);
+        let full = checkpoint.as_ref().filter(|checkpoint| checkpoint.kind == checkpoint::Kind::Pipeline);
         let base = if full.is_none() || parameters.with_base {
             Some(ModelFolder::open(fetch(work, "model")?).map_err(unusable)?)
         } else {
@@ -95,21 +85,31 @@ impl<'a> Models<'a> {
     /// The trained denoiser, or the base model's, and what pictures of it are labelled with.
     pub(crate) fn transformer(&self, base: bool) -> Result<(DynTransformer, picture::Weights), Failure> {
         let folder = self.base.as_ref().filter(|_| base).unwrap_or(&self.folder);
-        let lora = if base { None } else { self.lora()? };
-        let adapter = lora.as_ref().map(|lora| AdapterFile::open(&lora.path)).transpose().map_err(unusable)?;
+        let loras = if base { Vec::new() } else { self.loras()? };
+        let mut adapters = Vec::new();
+        for lora in &loras {
+            adapters.push(AdapterFile::open(&lora.path).map_err(unusable)?);
+        }
+        // A first one stays beside the weights, as diffusers runs it; the rest is added to them.
+        let (adapter, merged) = adapters.split_first().unzip();
         let weights = Weights::open(&folder.path.join("transformer"), "diffusion_pytorch_model").map_err(unusable)?;
-        let options = BuildOptions { adapter: adapter.as_ref().map(AdapterFile::spec), ..self.options() };
+        let options = BuildOptions { adapter: adapter.map(AdapterFile::spec), ..self.options() };
         let builder = Builder::from_weights(weights, options);
         let transformer = self.family.transformer(folder, &builder).map_err(unusable)?;
         let built = builder.finish().map_err(unusable)?;
-        if let Some(adapter) = &adapter {
+        let strength = self.work.parameters.lora_scale;
+        if let Some(adapter) = adapter {
             adapter.fill(&built).map_err(unusable)?;
-            built.set_adapter_strength(self.work.parameters.lora_scale);
+            built.set_adapter_strength(strength);
         }
+        for adapter in merged.unwrap_or_default() {
+            adapter.merge_into(&built, strength).map_err(unusable)?;
+        }
+        let names: Vec<_> = loras.into_iter().map(|lora| lora.name).collect();
         let label = picture::Weights {
             model: self.work.parameters.model.clone(),
             checkpoint: if base { self.base_label()? } else { self.label()? },
-            lora: lora.map(|lora| lora.name),
+            lora: if names.is_empty() { None } else { Some(names.join(" + ")) },
         };
         Ok((transformer, label))
     }
@@ -118,14 +118,15 @@ impl<'a> Models<'a> {
         BuildOptions::frozen(self.device, Kind::from(self.work.parameters.dtype))
     }
 
-    fn lora(&self) -> Result<Option<Lora>, Failure> {
-        if let Some(checkpoint) =
-            self.checkpoint.as_ref().filter(|checkpoint| checkpoint.kind == checkpoint::Kind::Lora)
-        {
-            return Ok(Some(Lora { name: checkpoint.name.clone(), path: checkpoint.path.clone() }));
+    /// The trained adapter, then the recipe's.
+    fn loras(&self) -> Result<Vec<Lora>, Failure> {
+        let trained = self.checkpoint.iter().filter(|checkpoint| checkpoint.kind == checkpoint::Kind::Lora);
+        let mut loras: Vec<_> =
+            trained.map(|checkpoint| Lora { name: checkpoint.name.clone(), path: checkpoint.path.clone() }).collect();
+        if let Some(name) = &self.work.parameters.lora {
+            loras.push(Lora { name: name.clone(), path: fetch(self.work, "lora")? });
         }
-        let Some(name) = &self.work.parameters.lora else { return Ok(None) };
-        Ok(Some(Lora { name: name.clone(), path: fetch(self.work, "lora")? }))
+        Ok(loras)
     }
 
     fn label(&self) -> Result<String, Failure> {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use nn::Dtype;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -14,7 +15,8 @@ pub struct Parameters {
     /// Checkpoint inside the `train` artifact, such as `epoch_66_step_199`; the newest when absent.
     #[serde(default)]
     pub checkpoint: Option<String>,
-    /// A LoRA of your own: a folder or `.safetensors` file of diffusers or PEFT, or a Hub id.
+    /// A LoRA of your own: a folder or `.safetensors` file of diffusers or PEFT, or a Hub id. Goes on the trained checkpoint, or
+    /// on the base model in a recipe without `[train]`; beside a LoRA trained here both count.
     #[serde(default)]
     pub lora: Option<String>,
     /// Strength of every LoRA that is applied, trained here or given as `lora`.
@@ -72,26 +74,6 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Self {
         Self { batch_size: 1 }
-    }
-}
-
-/// Number format.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Dtype {
-    /// 32 bits: the reference.
-    #[default]
-    Float32,
-    /// 16 bits, as large models are published.
-    Bfloat16,
-}
-
-impl From<Dtype> for tch::Kind {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::Float32 => Self::Float,
-            Dtype::Bfloat16 => Self::BFloat16,
-        }
     }
 }
 

@@ -20,6 +20,13 @@ pub(crate) struct Prompt {
     pub(crate) negative_prompt: Option<String>,
 }
 
+impl Prompt {
+    /// Everything a person wrote.
+    pub(crate) fn texts(&self) -> impl Iterator<Item = &str> {
+        [Some(self.prompt.as_str()), self.negative_prompt.as_deref()].into_iter().flatten()
+    }
+}
+
 impl From<&str> for Prompt {
     fn from(text: &str) -> Self {
         Self { prompt: text.to_owned(), seed: None, negative_prompt: None }

@@ -14,11 +14,11 @@ mod work;
 
 use std::path::Path;
 
-use stage::{About, Checked, Exit, Failure, Outcome, SourceKind, Stage, Work};
+use stage::{About, CheckRequest, Checked, Exit, Failure, Outcome, SourceKind, Stage, Work};
 
 use origin::Origin;
 use parameters::Place;
-pub use parameters::{Colour, MissingCaption, Parameters, Settings};
+pub use parameters::{MissingCaption, Parameters, Settings};
 
 /// The stage.
 #[derive(Debug, Clone, Copy)]
@@ -34,6 +34,7 @@ impl Stage for Ingest {
             version: 1,
             about: "Reads pictures and captions from a folder, Parquet files or the Hub.",
             inputs: &[],
+            optional: &[],
             output: "samples",
             tables: &[("samples", "samples/*.parquet"), ("rejects", "rejects.parquet")],
             measured: &[],
@@ -42,7 +43,7 @@ impl Stage for Ingest {
         }
     }
 
-    fn check(parameters: &Parameters, _settings: &Settings, base_dir: &Path) -> Checked {
+    fn check(parameters: &Parameters, _settings: &Settings, request: &CheckRequest) -> Checked {
         let mut checked = Checked { key: parameters.key(), ..Checked::default() };
         let mut fail = |problem: spec::Problem| {
             let problem = if problem.field.is_none() { problem.field("dataset") } else { problem };
@@ -60,7 +61,7 @@ impl Stage for Ingest {
             revision,
             parts,
         };
-        match parameters.place(base_dir) {
+        match parameters.place(&request.base_dir) {
             Err(problem) => fail(problem),
             Ok(Place::Hub(id, revision)) => {
                 checked.sources.push(source(SourceKind::HubDataset, id, revision, layout::hub_parts()));

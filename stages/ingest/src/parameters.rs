@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use spec::Problem;
+use stage::Colour;
 
 /// What changes the result.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -57,36 +58,6 @@ pub enum MissingCaption {
     Empty,
     /// Give them the name of their file, without its extension and with spaces for `_`.
     Filename,
-}
-
-/// A colour, written `#rrggbb`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(try_from = "String", into = "String")]
-#[schemars(with = "String")]
-pub struct Colour(pub [u8; 3]);
-
-impl Default for Colour {
-    fn default() -> Self {
-        Self([255; 3])
-    }
-}
-
-impl TryFrom<String> for Colour {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        let digits = text.strip_prefix('#').filter(|d| d.len() == 6 && d.bytes().all(|b| b.is_ascii_hexdigit()));
-        match digits.and_then(|digits| u32::from_str_radix(digits, 16).ok()) {
-            Some(value) => Ok(Self([(value >> 16) as u8, (value >> 8) as u8, value as u8])),
-            None => Err(format!("`{text}` is not a colour; write `#rrggbb`, such as `#ffffff`")),
-        }
-    }
-}
-
-impl From<Colour> for String {
-    fn from(Colour([r, g, b]): Colour) -> Self {
-        format!("#{r:02x}{g:02x}{b:02x}")
-    }
 }
 
 /// Where a data set lies.
@@ -194,12 +165,5 @@ mod tests {
         }
         assert_eq!(key(json!({"dataset": "elsewhere"})), key(json!({})));
         assert_eq!(key(json!({"revision": "v1"})), key(json!({})), "the commit is the source's identity");
-    }
-
-    #[test]
-    fn colours_round_trip() {
-        assert_eq!(Colour::try_from("#0a80Ff".to_owned()), Ok(Colour([10, 128, 255])));
-        assert_eq!(String::from(Colour([10, 128, 255])), "#0a80ff");
-        assert!(Colour::try_from("white".to_owned()).is_err());
     }
 }

@@ -21,9 +21,7 @@ mod tests;
 mod trainer;
 mod validate;
 
-use std::path::Path;
-
-use stage::{About, Checked, Exit, Failure, Outcome, Stage, Work};
+use stage::{About, CheckRequest, Checked, Exit, Failure, Outcome, Stage, Work};
 
 pub use parameters::{ModelBlock, Parameters, Settings};
 
@@ -41,6 +39,7 @@ impl Stage for Train {
             version: 1,
             about: "Trains the denoiser by flow matching: full fine-tune, LoRA, or from random weights.",
             inputs: &[("shards", "shards"), ("captions", "encoded")],
+            optional: &[],
             output: "checkpoint",
             tables: &[("steps", "steps.parquet"), ("losses", "losses.parquet"), ("validation", "validation.parquet")],
             measured: &["steps.parquet"],
@@ -49,8 +48,8 @@ impl Stage for Train {
         }
     }
 
-    fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path) -> Checked {
-        check::check(parameters, settings, base_dir)
+    fn check(parameters: &Parameters, settings: &Settings, request: &CheckRequest) -> Checked {
+        check::check(parameters, settings, &request.base_dir)
     }
 
     fn run(work: &Work<Self>) -> Result<Outcome, Failure> {

@@ -74,6 +74,28 @@ fn one_recipe_from_pictures_to_pictures() {
     sandbox.pipeline(&["show", "small.toml"]).expect(0).says(&["ingest", "encode", "bucket", "train", "generate"]);
 }
 
+#[test]
+fn a_recipe_that_only_draws_uses_the_base_model_and_a_foreign_lora() {
+    let sandbox = Sandbox::new();
+    let model = tiny_flux();
+    let recipe = |lora: &str| {
+        let model = model.display();
+        format!(
+            "name = \"draw\"\n[generate]\nmodel = \"{model}\"\n{lora}prompts = [\"a disc\"]\nwidth = 64\nheight = 64\n\
+             steps = 2\nmax_sequence_length = 16\n"
+        )
+    };
+    sandbox.write("base.toml", &recipe(""));
+    sandbox.write("lora.toml", &recipe(&format!("lora = \"{}\"\n", model.join("lora_peft").display())));
+    let picture = |name: &str| {
+        sandbox.pipeline(&["run", name]).expect(0);
+        fs_err::read(sandbox.path("runs/draw/generate/000_a_disc.png")).expect("a picture")
+    };
+    assert_ne!(picture("base.toml"), picture("lora.toml"));
+    let stages: Vec<_> = fs_err::read_dir(sandbox.path(".pipeline/artifacts")).expect("artifacts").collect();
+    assert_eq!(stages.len(), 1, "{stages:?}");
+}
+
 /// Stages that a `plan --json` would run.
 fn to_run(plan: &str) -> Vec<String> {
     let plan: serde_json::Value = serde_json::from_str(plan).expect("JSON");

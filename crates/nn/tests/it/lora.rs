@@ -18,7 +18,10 @@ struct Model {
 
 impl Model {
     fn build(adapter: Option<Spec>) -> nn::Result<Self> {
-        let options = BuildOptions { device: CPU, storage: Kind::Float, trainable: true, adapter };
+        Self::of_options(BuildOptions { adapter, ..BuildOptions::trained(CPU) })
+    }
+
+    fn of_options(options: BuildOptions) -> nn::Result<Self> {
         let b = Builder::from_weights(Weights::file(&fixture("lora_base.safetensors"))?, options);
         let block = |i| {
             Ok((
@@ -41,6 +44,21 @@ impl Model {
         let step = |x: Tensor, (q, out): &(Linear, Linear)| &x + out.forward(&q.forward(&x).unwrap().tanh()).unwrap();
         self.blocks.iter().fold(x.shallow_clone(), step).detach()
     }
+}
+
+#[test]
+fn a_merged_adapter_acts_as_one_beside_the_weights() {
+    let x = golden().tensor("lora/x").unwrap();
+    let file = AdapterFile::open(&fixture("lora_peft")).unwrap();
+    let beside = Model::load(&fixture("lora_peft")).unwrap();
+    beside.parameters.set_adapter_strength(0.5);
+    for trainable in [false, true] {
+        let merged = Model::of_options(BuildOptions { trainable, ..BuildOptions::trained(CPU) }).unwrap();
+        file.merge_into(&merged.parameters, 0.5).unwrap();
+        assert_close(&merged.forward(&x), &beside.forward(&x));
+    }
+    let plain = Model::build(None).unwrap();
+    assert!((plain.forward(&x) - beside.forward(&x)).abs().max().double_value(&[]) > 1e-3);
 }
 
 #[test]
@@ -185,6 +203,15 @@ fn a_file_that_is_no_plain_lora_is_refused_in_words() {
         refusal(&[("q.lora_magnitude_vector", a())]),
         "`q.lora_magnitude_vector` is no LoRA factor of a linear layer"
     );
+    let named = |key: &str| refusal(&[(key, a())]);
+    for (key, what) in [
+        ("lora_unet_double_blocks_0_img_attn_qkv.lora_down.weight", "is in kohya's naming"),
+        ("lora_te1_text_model_encoder_layers_0_mlp_fc1.lora_down.weight", "is a text encoder's, in kohya's naming"),
+        ("text_encoder.text_model.encoder.layers.0.mlp.fc1.lora_A.weight", "is a text encoder's"),
+        ("diffusion_model.double_blocks.0.img_attn.qkv.lora_A.weight", "is in ComfyUI's naming"),
+    ] {
+        assert!(named(key).starts_with(&format!("`{key}` {what}")), "{}", named(key));
+    }
     assert_eq!(refusal(&[("q.alpha", Tensor::from(1f32))]), "`q` has an alpha but no factors");
     assert_eq!(refusal(&[]), "holds no LoRA factors");
     let twice = [("q.lora_A.weight", a()), ("q.lora_down.weight", a()), ("q.lora_B.weight", b())];

@@ -1,17 +1,16 @@
 //! What `check` finds before anything is loaded.
 
-use std::path::Path;
-
 use encode::{Encode, Settings};
 use serde_json::{Value, json};
-use stage::{Checked, SourceKind, Stage};
+use stage::{CheckRequest, Checked, SourceKind, Stage};
 
 use crate::support::model;
 
 fn check(extra: Value) -> Checked {
     let mut parameters = json!({"model": model()});
     parameters.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-    Encode::check(&serde_json::from_value(parameters).unwrap(), &Settings::default(), Path::new("/nowhere"))
+    let request = CheckRequest::new(parameters.clone(), "/nowhere");
+    Encode::check(&serde_json::from_value(parameters).unwrap(), &Settings::default(), &request)
 }
 
 /// A copy of the model without some of its files.

@@ -1,17 +1,20 @@
 //! What `check` finds before anything is loaded.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use generate::{Generate, Settings};
 use serde_json::{Value, json};
-use stage::{Checked, Stage};
+use stage::{CheckRequest, Checked, Stage};
 
 use crate::support::{copy, fixture};
 
 fn check_in(base: &Path, extra: Value) -> Checked {
     let mut parameters = json!({"model": fixture("flux-tiny"), "prompts": ["x"]});
     parameters.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
-    Generate::check(&serde_json::from_value(parameters).unwrap(), &Settings::default(), base)
+    let inputs = BTreeSet::from(["checkpoint".to_owned()]);
+    let request = CheckRequest { inputs, ..CheckRequest::new(parameters.clone(), base) };
+    Generate::check(&serde_json::from_value(parameters).unwrap(), &Settings::default(), &request)
 }
 
 fn check(extra: Value) -> Checked {
@@ -38,6 +41,8 @@ fn impossible_values_are_problems_of_their_field() {
         (json!({"true_cfg_scale": 4.0}), "true_cfg_scale"),
         (json!({"true_cfg_scale": 1.0, "negative_prompt": ""}), "true_cfg_scale"),
         (json!({"seed": u64::MAX}), "seed"),
+        (json!({"prompts": ["a\u{0}b"]}), "prompts"),
+        (json!({"negative_prompt": "a\u{0}b"}), "prompts"),
         (json!({"lora": "gone.safetensors"}), "lora"),
         (json!({"lora": fixture("flux-tiny/scheduler")}), "lora"),
         (json!({"model": "gone"}), "model"),
@@ -46,6 +51,22 @@ fn impossible_values_are_problems_of_their_field() {
         let fields: Vec<_> = checked.problems.iter().filter_map(|problem| problem.field.as_deref()).collect();
         assert_eq!(fields, [field], "{extra}: {:?}", checked.problems);
     }
+}
+
+#[test]
+fn a_recipe_that_trains_nothing_draws_with_the_base_model_or_a_lora_on_it() {
+    let check = |extra: Value| {
+        let mut parameters = json!({"model": fixture("flux-tiny"), "prompts": ["x"]});
+        parameters.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let request = CheckRequest::new(parameters.clone(), "/nowhere");
+        let checked = Generate::check(&serde_json::from_value(parameters).unwrap(), &Settings::default(), &request);
+        checked.problems.into_iter().filter_map(|problem| problem.field).collect::<Vec<_>>()
+    };
+    let lora = fixture("flux-tiny/lora_peft");
+    assert_eq!(check(json!({})), [""; 0]);
+    assert_eq!(check(json!({"lora": lora, "with_base": true})), [""; 0]);
+    assert_eq!(check(json!({"checkpoint": "epoch_0_step_3"})), ["checkpoint"]);
+    assert_eq!(check(json!({"with_base": true})), ["with_base"]);
 }
 
 #[test]

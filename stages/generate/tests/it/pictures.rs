@@ -87,6 +87,20 @@ fn a_full_checkpoint_brings_its_own_weights_and_a_lora_checkpoint_goes_on_the_ba
 }
 
 #[test]
+fn a_trained_lora_and_a_foreign_one_add_up() {
+    let artifact = tempfile::tempdir().unwrap();
+    copy(&fixture("flux-tiny/lora_diffusers"), &artifact.path().join("epoch_0_step_3"));
+    let (mut setup, whole) = Setup::golden("lora");
+    setup.checkpoint = Some(artifact.path().into());
+    setup.parameters["lora"] = json!(fixture("flux-tiny/lora_diffusers"));
+    setup.parameters["lora_scale"] = json!(0.5);
+    let run = setup.run();
+    assert!(difference(&run.pictures()[0], &whole) <= TOLERANCE, "two halves are one");
+    let rows: Vec<ImageRow> = tables::read(&run.output().join("images.parquet")).unwrap();
+    assert!(rows[0].lora.as_ref().unwrap().starts_with("epoch_0_step_3 + "), "{:?}", rows[0].lora);
+}
+
+#[test]
 fn the_base_model_is_drawn_beside_the_checkpoint() {
     let artifact = tempfile::tempdir().unwrap();
     copy(&fixture("flux-tiny/lora_diffusers"), &artifact.path().join("epoch_0_step_3"));

@@ -43,8 +43,9 @@ impl World {
     }
 
     pub(crate) fn check(&self, parameters: Value) -> Checked {
+        let request = stage::CheckRequest::new(parameters.clone(), self.0.path());
         let parameters: Parameters = serde_json::from_value(parameters).unwrap();
-        Ingest::check(&parameters, &Settings::default(), self.0.path())
+        Ingest::check(&parameters, &Settings::default(), &request)
     }
 
     /// Runs on a local data set, by the source that `check` names.

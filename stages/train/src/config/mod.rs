@@ -117,7 +117,7 @@ impl Config {
 
     /// Things worth knowing that no single key shows.
     fn remark(&self, report: &Report) {
-        if self.peft.is_none() && self.model.torch_dtype == model::Dtype::Bfloat16 {
+        if self.peft.is_none() && self.model.torch_dtype == nn::Dtype::Bfloat16 {
             report.note(
                 "model.torch_dtype: `bfloat16`: checkpoints are written in it; masters and optimizer state are float32"
                     .to_owned(),

@@ -1,9 +1,9 @@
 //! `model`: which weights, and in which number formats they are kept and used.
 
+use nn::Dtype;
 use serde::Serialize;
 use serde_json::json;
 use spec::Problem;
-use tch::Kind;
 
 use super::reader::Block;
 
@@ -38,31 +38,13 @@ pub(crate) enum Mode {
     Pretrain,
 }
 
-/// A number format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum Dtype {
-    Float32,
-    Bfloat16,
-}
-
-impl From<Dtype> for Kind {
-    fn from(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::Float32 => Self::Float,
-            Dtype::Bfloat16 => Self::BFloat16,
-        }
-    }
-}
-
-impl Dtype {
-    fn read(block: &mut Block<'_>, key: &'static str) -> Option<Self> {
-        const NAMES: [&str; 7] = ["bfloat16", "bf16", "torch.bfloat16", "float32", "fp32", "torch.float32", "auto"];
-        match block.name(key, &NAMES)? {
-            "auto" => None,
-            name if name.ends_with("32") => Some(Self::Float32),
-            _ => Some(Self::Bfloat16),
-        }
+/// A number format by any of its names; `auto` is none.
+fn dtype(block: &mut Block<'_>, key: &'static str) -> Option<Dtype> {
+    const NAMES: [&str; 7] = ["bfloat16", "bf16", "torch.bfloat16", "float32", "fp32", "torch.float32", "auto"];
+    match block.name(key, &NAMES)? {
+        "auto" => None,
+        name if name.ends_with("32") => Some(Dtype::Float32),
+        _ => Some(Dtype::Bfloat16),
     }
 }
 
@@ -78,8 +60,8 @@ impl Model {
             Some("pretrain") => Mode::Pretrain,
             _ => Mode::Finetune,
         };
-        let torch_dtype = Dtype::read(&mut block, "torch_dtype").unwrap_or(Dtype::Bfloat16);
-        let compute_dtype = Dtype::read(&mut block, "compute_dtype");
+        let torch_dtype = dtype(&mut block, "torch_dtype").unwrap_or(Dtype::Bfloat16);
+        let compute_dtype = dtype(&mut block, "compute_dtype");
         let transformer_class = block.block("pipeline_spec").and_then(pipeline_spec);
         let model = Self {
             name,

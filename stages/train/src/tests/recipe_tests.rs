@@ -60,8 +60,8 @@ fn pictures_are_drawn_on_schedule() {
 }
 
 fn check(table: Value) -> Checked {
-    let parameters = serde_json::from_value(table).unwrap();
-    Train::check(&parameters, &crate::Settings::default(), std::path::Path::new("/"))
+    let parameters = serde_json::from_value(table.clone()).unwrap();
+    Train::check(&parameters, &crate::Settings::default(), &stage::CheckRequest::new(table, "/"))
 }
 
 #[test]
