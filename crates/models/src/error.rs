@@ -136,7 +136,7 @@ pub enum Error {
     #[diagnostic(code(models::torch))]
     Torch(#[from] tch::TchError),
     /// A file could not be read.
-    #[error(transparent)]
+    #[error("{0}")]
     #[diagnostic(code(models::io))]
     Io(#[from] std::io::Error),
 }

@@ -10,7 +10,7 @@ pub enum Error {
     #[diagnostic(transparent)]
     Torch(#[from] torch::Error),
     /// Reading or writing failed; the text names the path.
-    #[error(transparent)]
+    #[error("{0}")]
     Io(#[from] std::io::Error),
     /// A file that is not what its name says.
     #[error("`{}`: {reason}", path.display())]

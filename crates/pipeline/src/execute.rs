@@ -131,6 +131,8 @@ impl Run<'_> {
         let began = Instant::now();
         let keep = stage.description.resumable && !forced;
         let staging = cache.stage_work(name, &key, keep)?;
+        let (runs, recipe) = (&self.workspace.runs, &self.workspace.recipe.name);
+        self.reporter.fills(&staging.out, &links::point_running(runs, recipe, name, &staging.out)?);
         let log = folder.path.join(format!("{name}.log"));
         let request = self.request(stage, &key, made, &staging);
         let request_file = spawn::request_path(&staging.out);
@@ -189,6 +191,7 @@ impl Run<'_> {
             record.digest = Some(artifact.manifest.digest);
         }
         self.save()?;
+        links::remove_running(&self.workspace.runs, &self.workspace.recipe.name, name)?;
         let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
         self.reporter.made(name, seconds, &done.summary, &link, &key);
         if self.interrupt.asked() {
@@ -258,7 +261,10 @@ impl Run<'_> {
     ) -> Error {
         let name = &stage.node.name;
         let resumable = stage.description.resumable;
-        let abandoned = self.workspace.cache.abandon_work(name, key, resumable);
+        let abandoned = self.workspace.cache.abandon_work(name, key, resumable).map_err(Error::from).and_then(|()| {
+            let workspace = self.workspace;
+            if resumable { Ok(()) } else { links::remove_running(&workspace.runs, &workspace.recipe.name, name) }
+        });
         let stopped = self.interrupt.asked() || exit == Exit::Interrupted;
         let status = if stopped { Status::Interrupted } else { Status::Failed };
         self.reporter.failed(name, status.name());
@@ -287,8 +293,8 @@ impl Run<'_> {
         if !lines.is_empty() {
             error.log_tail = Some((log.display().to_string(), lines));
         }
-        if let Err(store) = abandoned {
-            error.mistakes.extend(Error::from(store).mistakes);
+        if let Err(also) = abandoned {
+            error.mistakes.extend(also.mistakes);
         }
         error
     }

@@ -19,6 +19,23 @@ pub(crate) fn point(runs: &Path, recipe: &str, stage: &str, artifact: &Path) -> 
     Ok(link)
 }
 
+/// Points `runs/<recipe>/<stage>.running` at what a running stage has made so far.
+pub(crate) fn point_running(runs: &Path, recipe: &str, stage: &str, work: &Path) -> Result<PathBuf> {
+    point(runs, recipe, &running(stage), work)
+}
+
+/// Removes that link.
+pub(crate) fn remove_running(runs: &Path, recipe: &str, stage: &str) -> Result<()> {
+    match fs_err::remove_file(runs.join(recipe).join(running(stage))) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}
+
+fn running(stage: &str) -> String {
+    format!("{stage}.running")
+}
+
 /// The way from one absolute folder to another.
 fn relative(from: &Path, to: &Path) -> PathBuf {
     let (from, to): (Vec<Component<'_>>, Vec<Component<'_>>) = (from.components().collect(), to.components().collect());

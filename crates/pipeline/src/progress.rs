@@ -4,7 +4,7 @@
 
 use std::fmt::Write as _;
 use std::io::IsTerminal;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -18,6 +18,8 @@ use crate::error::say;
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// So many refused items of a stage are shown one by one; all are in its `rejects` table.
 const REJECTED_SHOWN: u64 = 5;
+/// Notes of a stage that are printed one by one when it runs.
+const NOTES_SHOWN: usize = 4;
 
 enum Mode {
     Terminal,
@@ -34,6 +36,8 @@ pub(crate) struct Reporter {
     bar: Option<ProgressBar>,
     phase: Option<Phase>,
     rejected: u64,
+    /// Folder that the running stage fills, and the link to it.
+    fills: (PathBuf, PathBuf),
 }
 
 /// The phase that is going on, for rate and ETA.
@@ -51,7 +55,8 @@ impl Reporter {
             (false, true) => Mode::Terminal,
             (false, false) => Mode::Plain,
         };
-        Self { mode, width: names.max().unwrap_or(0), stage: String::new(), bar: None, phase: None, rejected: 0 }
+        let (width, fills) = (names.max().unwrap_or(0), Default::default());
+        Self { mode, width, stage: String::new(), bar: None, phase: None, rejected: 0, fills }
     }
 
     /// A stage whose result is there.
@@ -69,10 +74,20 @@ impl Reporter {
             json!({"event": "stage", "stage": stage, "status": "running", "reason": reason, "device": device, "notes": notes})
         });
         if !matches!(self.mode, Mode::Json) {
-            for note in notes {
+            let (shown, more) = notes.split_at(notes.len().min(NOTES_SHOWN));
+            for note in shown {
                 self.line(&format!("{:w$}  note: {note}", "", w = self.width));
             }
+            if !more.is_empty() {
+                let text = format!("and {} more notes; `pipeline plan` shows all", more.len());
+                self.line(&format!("{:w$}  {text}", "", w = self.width));
+            }
         }
+    }
+
+    /// The folder that the running stage fills, and the link by which people are told of its files.
+    pub(crate) fn fills(&mut self, folder: &Path, link: &Path) {
+        self.fills = (folder.to_owned(), link.to_owned());
     }
 
     /// Another runner has the lock.
@@ -133,6 +148,8 @@ impl Reporter {
                 }
             }
             Event::Output { label, path } => {
+                let (folder, link) = &self.fills;
+                let path = path.strip_prefix(folder).map_or_else(|_| path.clone(), |inside| link.join(inside));
                 self.line(&format!("{stage:w$}  {label}: {}", path.display(), w = self.width));
             }
             // Numbers are in the artifact's tables; the ends of a stage are reported by the runner.

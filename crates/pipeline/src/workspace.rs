@@ -63,6 +63,15 @@ fn exit_of(problem: &spec::Problem, checked: &Checked) -> Exit {
     if named && problem.file.is_none() { Exit::Input } else { Exit::Recipe }
 }
 
+/// Asks all at once and answers in order: a program on libtorch takes a third of a second to start.
+fn together<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<R> {
+    let ask = &ask;
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = items.iter().map(|item| scope.spawn(move || ask(item))).collect();
+        asked.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}
+
 impl Workspace {
     pub(crate) fn open(options: Options) -> Result<Self> {
         let current = std::env::current_dir()?;
@@ -82,12 +91,14 @@ impl Workspace {
 
     /// Finds and asks the programs of `stages`, and holds their kinds against the graph's edges.
     pub(crate) fn describe(&self, stages: &BTreeSet<String>) -> Result<BTreeMap<String, (Program, Description)>> {
-        let mut described = BTreeMap::new();
-        for node in self.graph.nodes().filter(|node| stages.contains(&node.name)) {
+        let nodes: Vec<&Node> = self.graph.nodes().filter(|node| stages.contains(&node.name)).collect();
+        let described: BTreeMap<_, _> = together(&nodes, |node| {
             let program = Program::find(node, self.graph.path.as_deref())?;
             let description = program.describe(&self.cache, node)?;
-            described.insert(node.name.clone(), (program, description));
-        }
+            Ok((node.name.clone(), (program, description)))
+        })
+        .into_iter()
+        .collect::<Result<_>>()?;
         let kinds = described
             .iter()
             .map(|(name, (_, d))| {
@@ -108,7 +119,7 @@ impl Workspace {
     ) -> Result<Vec<Prepared>> {
         let mut described = self.describe(stages)?;
         let mut mistakes = Vec::new();
-        let mut prepared = Vec::new();
+        let mut drafts = Vec::new();
         // The first mistake that is about the recipe itself decides.
         let mut exits: Vec<Exit> = Vec::new();
         for node in self.graph.nodes() {
@@ -119,33 +130,27 @@ impl Workspace {
             if mistakes.len() > before {
                 exits.push(Exit::Recipe);
             }
-            let value = Value::Object(table.clone());
-            let mut problems = schema::validate_split(&description.parameters, &description.settings, &value);
-            let mut checked = Checked::default();
-            if problems.is_empty() {
-                let inputs = node.inputs.keys().cloned().collect();
-                let request = CheckRequest { inputs, ..CheckRequest::new(value, &self.recipe.base_dir) };
-                checked = program.check(&self.cache, &node.name, &request)?;
-                problems.clone_from(&checked.problems);
-                exits.extend(problems.iter().map(|problem| exit_of(problem, &checked)));
-            } else {
-                exits.push(Exit::Recipe);
-            }
-            if let (Some(needed_by), false) = (implied.get(&node.name), problems.is_empty()) {
-                mistakes.push(self.missing_input(&node.name, needed_by, &problems));
+            let (checked, sources) = (Checked::default(), Vec::new());
+            drafts.push(Prepared { node: node.clone(), program, description, table, checked, sources, device, threads });
+        }
+        let answers = together(&drafts, |draft| self.check(draft));
+        let mut prepared = Vec::new();
+        for (draft, checked) in drafts.into_iter().zip(answers) {
+            let (name, checked) = (&draft.node.name, checked?);
+            let problems = &checked.problems;
+            exits.extend(problems.iter().map(|problem| exit_of(problem, &checked)));
+            if let (Some(needed_by), false) = (implied.get(name), problems.is_empty()) {
+                mistakes.push(self.missing_input(name, needed_by, problems));
                 continue;
             }
-            mistakes.extend(problems.iter().map(|problem| self.recipe.locate(&self.graph, &node.name, problem)));
-            prepared.push(Prepared {
-                node: node.clone(),
-                program,
-                description,
-                table,
-                checked,
-                sources: Vec::new(),
-                device,
-                threads,
-            });
+            // A value that several stages take is told once, where it stands.
+            let located = problems.iter().map(|problem| self.recipe.locate(&self.graph, name, problem));
+            for mistake in located {
+                if !mistakes.iter().any(|m: &Mistake| m.message == mistake.message && m.line() == mistake.line()) {
+                    mistakes.push(mistake);
+                }
+            }
+            prepared.push(Prepared { checked, ..draft });
         }
         if !mistakes.is_empty() {
             let exit =
@@ -154,6 +159,18 @@ impl Workspace {
         }
         self.identify(&mut prepared)?;
         Ok(prepared)
+    }
+
+    /// What the stage says of its table; the schema of its description comes first, and needs no process.
+    fn check(&self, stage: &Prepared) -> Result<Checked> {
+        let value = Value::Object(stage.table.clone());
+        let problems = schema::validate_split(&stage.description.parameters, &stage.description.settings, &value);
+        if !problems.is_empty() {
+            return Ok(Checked { problems, exit: Some(Exit::Recipe.code()), ..Checked::default() });
+        }
+        let inputs = stage.node.inputs.keys().cloned().collect();
+        let request = CheckRequest { inputs, ..CheckRequest::new(value, &self.recipe.base_dir) };
+        stage.program.check(&self.cache, &stage.node.name, &request)
     }
 
     fn identify(&self, prepared: &mut [Prepared]) -> Result<()> {

@@ -10,7 +10,7 @@ use thiserror::Error;
 #[derive(Debug, Error, Diagnostic)]
 pub enum Error {
     /// A file operation failed; the message of `fs_err` names the path.
-    #[error(transparent)]
+    #[error("{0}")]
     #[diagnostic(code(store::io))]
     Io(#[from] io::Error),
     /// A folder that is no cache, or one of another version.

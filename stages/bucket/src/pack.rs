@@ -128,7 +128,7 @@ impl Packer<'_> {
         let path = self.output.join(&shard);
         let mut writer = ShardWriter::create(&path, self.latents.meta(), bucket).map_err(unwritable)?;
         for &(at, repeated) in rows {
-            self.events.check_interrupted("packing starts anew in the next run")?;
+            self.events.check_interrupted("nothing of this stage is kept")?;
             let row = self.latents.get(at).map_err(unreadable)?;
             writer.push(&row.sample_id, &row.caption_digest, repeated, &row.latent).map_err(unwritable)?;
             self.done += 1;

@@ -34,7 +34,7 @@ pub(crate) const VERSION: u32 = 1;
 const CAPTION_BYTES: u64 = 256 << 20;
 
 /// What is told to someone who interrupts.
-pub(crate) const KEPT: &str = "nothing of this stage is kept; run the same command again to encode";
+pub(crate) const KEPT: &str = "nothing of this stage is kept";
 
 /// The stage.
 #[derive(Debug, Clone, Copy)]

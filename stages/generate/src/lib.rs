@@ -28,7 +28,7 @@ use render::Renderer;
 use texts::Texts;
 
 /// What is told to someone who interrupts.
-pub(crate) const KEPT: &str = "nothing of this stage is kept; run the same command again to draw";
+pub(crate) const KEPT: &str = "nothing of this stage is kept";
 
 /// The stage.
 #[derive(Debug, Clone, Copy)]

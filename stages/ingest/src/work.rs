@@ -20,13 +20,14 @@ const CHUNK_ROWS: usize = 64;
 const CHUNK_BYTES: usize = 64 << 20;
 /// A file of the table ends after about so many bytes.
 const PART_BYTES: u64 = 1 << 30;
-const KEPT: &str = "nothing of this stage is kept; run the same command again to ingest";
+const KEPT: &str = "nothing of this stage is kept";
 
 pub(crate) fn run(work: &Work<Ingest>, origin: Origin) -> Result<Outcome, Failure> {
     let (request, events, parameters) = (&work.request, &work.events, &work.parameters);
     let source = Source::open(origin, parameters, events)?;
-    for note in &source.notes {
-        events.warning(note.clone());
+    // `check` told those of a local data set.
+    if matches!(source.origin, Origin::Hub { .. }) {
+        source.notes.iter().for_each(|note| events.warning(note.clone()));
     }
     let limit = parameters.limit.unwrap_or(u64::MAX);
     let total = source.count()?.map(|rows| rows.min(limit));

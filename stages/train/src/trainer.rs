@@ -211,7 +211,7 @@ impl Planned<'_, '_> {
                     last = Some(self.checkpoint(session, step, records)?);
                 }
                 if stop && step + 1 < *total {
-                    let kept = format!("{} steps are kept; the same command goes on from there", step + 1);
+                    let kept = format!("{} steps of this stage are kept", step + 1);
                     return Err(Failure::interrupted(kept));
                 }
             }

@@ -72,6 +72,21 @@ fn paths_named_in_the_documents_exist() {
     }
 }
 
+/// `transparent` hands out the source of the `io::Error` instead of the error itself, and a full disk no longer tells its kind.
+#[test]
+fn errors_keep_the_io_error_they_wrap() {
+    for path in files(&["rs"]) {
+        let text = fs_err::read_to_string(&path).expect("UTF-8");
+        let mut transparent = false;
+        for (number, line) in text.lines().enumerate() {
+            let attribute = line.trim_start().starts_with("#[");
+            transparent = line.contains("#[error(transparent)]") || (transparent && attribute);
+            let wraps = transparent && line.contains("io::Error") && !attribute;
+            assert!(!wraps, "{}:{}: write `#[error(\"{{0}}\")]`", path.display(), number + 1);
+        }
+    }
+}
+
 #[test]
 fn dependencies_are_declared_once_for_the_workspace() {
     for path in files(&["toml"]).into_iter().filter(|path| path.ends_with("Cargo.toml")) {

@@ -29,9 +29,13 @@ fn all_mistakes_at_once() {
 fn a_value_taken_from_another_stage() {
     let forge = Forge::new();
     forge.edit("sword.toml", "text = \"blade\"", "");
-    forge.edit("sword.toml", "\"iron\"", "\"bad\"");
+    forge.edit("sword.toml", "\"iron\"", "\"blunt\"");
     let report = forge.report(&["run", "sword.toml"], 3);
     assert!(report.contains("taken from here for `forge`"), "{report}");
+    // What two stages refuse is told once, where it stands.
+    forge.edit("sword.toml", "\"blunt\"", "\"bad\"");
+    let report = forge.report(&["run", "sword.toml"], 3);
+    assert_eq!(report.matches("may not be `bad`").count(), 1, "{report}");
 }
 
 #[test]

@@ -36,7 +36,7 @@ impl Checkpoint {
         block.without_effect(
             "save_consolidated",
             &[json!("every"), json!(true)],
-            "every checkpoint is a complete diffusers folder",
+            "every checkpoint is written whole: a diffusers folder, or the files of the adapter",
         );
         block.without_effect("diffusers_compatible", &[json!(true)], "every checkpoint is a diffusers folder");
         for key in ["model_repo_id", "model_cache_dir", "original_model_root_dir", "staging_dir"] {
