@@ -41,7 +41,7 @@ def check(request):
     p = request["parameters"]
     answer = {"key": {"text": p.get("text", "default"), "amount": p.get("amount", 1)}, "sources": [], "consulted": [],
               "notes": [], "problems": []}
-    if p.get("text") == "blunt" and stage == "forge":
+    if p.get("text") == "blunt" and verb == "forge":
         answer["problems"].append({"message": "a blade may not be `blunt`", "field": "text"})
     if p.get("text") == "bad":
         answer["problems"].append({"message": "`text` may not be `bad`", "field": "text", "help": "write something good"})
