@@ -5,12 +5,13 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use hf_hub::HFClient;
+use spec::glob::matches_any;
 use tokio::runtime::Runtime;
 
 use crate::cache::{Layout, RemoteFile};
 use crate::listing::list;
 use crate::retry::{Failure, classify, wait};
-use crate::{Commit, Error, Progress, Repo, matches};
+use crate::{Commit, Error, Progress, Repo};
 
 /// Settings, usually from the environment.
 #[derive(Clone)]
@@ -203,7 +204,7 @@ impl Hub {
         progress: Progress<'_>,
     ) -> Result<PathBuf, Error> {
         let files = self.files(repo, commit)?;
-        let wanted: Vec<&RemoteFile> = files.iter().filter(|file| matches(globs, &file.path)).collect();
+        let wanted: Vec<&RemoteFile> = files.iter().filter(|file| matches_any(globs, &file.path)).collect();
         if wanted.is_empty() {
             let globs: Vec<String> = globs.iter().map(|glob| format!("`{}`", glob.as_ref())).collect();
             return Err(Error::Nothing { repo: repo.to_string(), globs: globs.join(", "), commit: commit.to_string() });

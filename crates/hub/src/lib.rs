@@ -14,5 +14,5 @@ mod transfer;
 pub use cache::RemoteFile;
 pub use error::Error;
 pub use hub::{Hub, Options, local_folder};
-pub use repo::{Commit, Repo, matches};
+pub use repo::{Commit, Repo};
 pub use transfer::{Progress, quiet};

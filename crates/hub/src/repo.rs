@@ -1,4 +1,4 @@
-//! Names on the Hub: repositories, commits, and globs over their files.
+//! Names on the Hub: repositories and commits.
 
 use std::fmt;
 use std::str::FromStr;
@@ -111,28 +111,6 @@ impl fmt::Display for Commit {
     }
 }
 
-/// Whether a path of a repository is meant by any of the globs; no globs mean every path. `*` and `**` stand for any text,
-/// `/` included, `**/` for nothing as well, and `?` for one character: the same rules as of the globs in cache keys.
-pub fn matches<G: AsRef<str>>(globs: &[G], path: &str) -> bool {
-    globs.is_empty() || globs.iter().any(|glob| fits(glob.as_ref().as_bytes(), path.as_bytes()))
-}
-
-fn fits(glob: &[u8], text: &[u8]) -> bool {
-    if let Some(rest) = glob.strip_prefix(b"**/") {
-        return fits(rest, text) || (0..text.len()).any(|at| text[at] == b'/' && fits(rest, &text[at + 1..]));
-    }
-    match (glob.first(), text.first()) {
-        (None, None) => true,
-        (Some(b'*'), _) => {
-            let rest = &glob[glob.iter().take_while(|byte| **byte == b'*').count()..];
-            (0..=text.len()).any(|at| fits(rest, &text[at..]))
-        }
-        (Some(b'?'), Some(_)) => fits(&glob[1..], &text[1..]),
-        (Some(g), Some(t)) if g == t => fits(&glob[1..], &text[1..]),
-        _ => false,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,14 +122,5 @@ mod tests {
         }
         assert_eq!(Repo::model("gpt2").unwrap().folder(), "models--gpt2");
         assert_eq!(Repo::dataset("a-b/c.d_e").unwrap().folder(), "datasets--a-b--c.d_e");
-    }
-
-    #[test]
-    fn globs_cross_folders() {
-        assert!(matches(&["vae/*"], "vae/a/b.json"));
-        assert!(matches(&["*.parquet"], "data/train.parquet"));
-        assert!(!matches(&["vae/*"], "xvae/a"));
-        assert!(matches(&["**/*.png"], "a.png") && matches(&["**/*.png"], "x/y/a.png"));
-        assert!(matches::<&str>(&[], "anything"));
     }
 }

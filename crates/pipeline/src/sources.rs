@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use hub::{Commit, Hub, Repo};
 use serde_json::json;
+use spec::glob::matches_any;
 use stage::{Exit, ResolvedSource, Source, SourceKind};
-use store::{Cache, Entry, Identity, matches_any};
+use store::{Cache, Entry, Identity};
 
 use crate::error::{Error, Result};
 

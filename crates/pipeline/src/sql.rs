@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use query::{Column, Format, Session, TableSource};
 use serde_json::{Value, json};
+use spec::glob::matches_any;
 use stage::Exit;
-use store::matches_any;
 
 use crate::error::{Error, Result, say};
 use crate::show::{Current, current, status};

@@ -131,7 +131,16 @@ impl Workspace {
                 exits.push(Exit::Recipe);
             }
             let (checked, sources) = (Checked::default(), Vec::new());
-            drafts.push(Prepared { node: node.clone(), program, description, table, checked, sources, device, threads });
+            drafts.push(Prepared {
+                node: node.clone(),
+                program,
+                description,
+                table,
+                checked,
+                sources,
+                device,
+                threads,
+            });
         }
         let answers = together(&drafts, |draft| self.check(draft));
         let mut prepared = Vec::new();

@@ -1,6 +1,7 @@
 //! The vocabulary: recipe, graph, buckets, problems. Knows no files but text, no tensors, no processes.
 
 pub mod bucket;
+pub mod glob;
 pub mod graph;
 mod mistake;
 mod problem;

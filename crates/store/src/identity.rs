@@ -8,8 +8,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use spec::glob::matches_any;
 
-use crate::{Cache, Digest, Error, Result, matches_any};
+use crate::{Cache, Digest, Error, Result};
 
 /// A file of a source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -12,7 +12,6 @@
 mod cache;
 mod digest;
 mod error;
-mod glob;
 mod identity;
 mod manifest;
 mod memo;
@@ -22,7 +21,6 @@ mod runs;
 pub use cache::{Artifact, Cache, Lock, Lookup, Staging};
 pub use digest::{Digest, canonical_json};
 pub use error::Error;
-pub use glob::matches_any;
 pub use identity::{Entry, FileStamp, Identity, files_matching};
 pub use manifest::{FileRecord, InputRecord, Manifest, Material, SCHEMA, SourceRecord};
 pub use publish::Finished;

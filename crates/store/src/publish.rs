@@ -5,9 +5,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
+use spec::glob::matches_any;
 
 use crate::cache::{MANIFEST, remove_tree};
-use crate::glob::matches_any;
 use crate::{
     Artifact, Cache, Digest, Error, FileRecord, InputRecord, Lookup, Manifest, Material, Result, SCHEMA, SourceRecord,
     Staging,

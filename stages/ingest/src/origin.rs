@@ -60,7 +60,7 @@ impl Origin {
             Self::Folder { root, trusted } => walk(root, trusted, "", &mut listing)?,
             Self::Hub { files, .. } => {
                 let parts = hub_parts();
-                let counts = |path: &&String| !is_hidden(path) && hub::matches(&parts, path);
+                let counts = |path: &&String| !is_hidden(path) && spec::glob::matches_any(&parts, path);
                 listing.files = files.iter().filter(counts).cloned().collect();
             }
         }

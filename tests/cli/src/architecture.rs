@@ -13,7 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("stage", &["spec", "store"]),
     ("tables", &["spec", "store"]),
     ("media", &[]),
-    ("hub", &[]),
+    ("hub", &["spec"]),
     ("query", &["spec", "tables"]),
     ("pipeline", &["spec", "store", "stage", "hub", "query"]),
     ("torch", &[]),

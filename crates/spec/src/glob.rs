@@ -1,11 +1,11 @@
-//! File patterns of sources, such as `vae/*` or `**/*.png`.
+//! File patterns, such as `vae/*` or `**/*.png`: which files of a source or of an artifact are meant. Knows no files.
 
 /// Whether `path` (with `/`) matches one of the globs; no globs match everything.
 ///
 /// `*` and `**` stand for any text, `/` included, `**/` for nothing as well, and `?` for one character. A pattern that takes
 /// in too much makes a result stale once too often; one that takes in too little would make it wrong.
-pub fn matches_any(globs: &[String], path: &str) -> bool {
-    globs.is_empty() || globs.iter().any(|glob| matches(glob.as_bytes(), path.as_bytes()))
+pub fn matches_any<G: AsRef<str>>(globs: &[G], path: &str) -> bool {
+    globs.is_empty() || globs.iter().any(|glob| matches(glob.as_ref().as_bytes(), path.as_bytes()))
 }
 
 fn matches(glob: &[u8], text: &[u8]) -> bool {
@@ -30,11 +30,11 @@ mod tests {
 
     #[test]
     fn globs_take_in_sub_folders() {
-        let fits = |glob: &str, path: &str| matches_any(&[glob.to_owned()], path);
+        let fits = |glob: &str, path: &str| matches_any(&[glob], path);
         assert!(fits("vae/*", "vae/config.json") && fits("vae/*", "vae/a/b") && !fits("vae/*", "unvae/x"));
         assert!(fits("**/*.png", "a.png") && fits("**/*.png", "x/y/a.png") && !fits("**/*.png", "a.jpg"));
         assert!(fits("*.png", "x/a.png") && fits("model_index.json", "model_index.json"));
         assert!(!fits("model_index.json", "x/model_index.json") && fits("a?c", "abc") && !fits("a?c", "ac"));
-        assert!(matches_any(&[], "anything"));
+        assert!(matches_any::<&str>(&[], "anything"));
     }
 }
