@@ -110,6 +110,8 @@ struct Construction {
 #[derive(Clone)]
 pub struct Builder {
     path: String,
+    /// Whether parameters are held in f32 whatever the storage kind.
+    wide: bool,
     shared: Rc<RefCell<Construction>>,
 }
 
@@ -139,14 +141,20 @@ impl Builder {
             known: BTreeSet::new(),
             linears: Vec::new(),
         };
-        Self { path: String::new(), shared: Rc::new(RefCell::new(shared)) }
+        Self { path: String::new(), wide: false, shared: Rc::new(RefCell::new(shared)) }
     }
 
     /// The child module `segment` (which may hold dots: `norm.linear`).
     #[must_use]
     #[expect(clippy::needless_pass_by_value, reason = "callers pass literals and block numbers")]
     pub fn pp(&self, segment: impl ToString) -> Self {
-        Self { path: self.name(&segment.to_string()), shared: Rc::clone(&self.shared) }
+        Self { path: self.name(&segment.to_string()), ..self.clone() }
+    }
+
+    /// This module with its parameters in f32, for the parts that a model keeps wide under half precision.
+    #[must_use]
+    pub fn in_f32(&self) -> Self {
+        Self { wide: true, ..self.clone() }
     }
 
     /// Path of this module, without a trailing dot; empty at the root.
@@ -179,6 +187,7 @@ impl Builder {
         let mut shared = self.shared.borrow_mut();
         let BuildOptions { device, storage, trainable, ref adapter } = shared.options;
         let trained = trainable && adapter.is_none();
+        let storage = if self.wide { Kind::Float } else { storage };
         let tensor = match &shared.source {
             Source::Weights(weights) => {
                 let tensor = weights.tensor_of_shape(&name, shape)?;

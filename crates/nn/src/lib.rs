@@ -23,7 +23,7 @@ pub mod transformer;
 pub mod weights;
 
 pub use builder::{BuildOptions, Builder, Named, Parameters};
-pub use conv::{Conv2d, Conv2dOptions};
+pub use conv::{CausalConv3d, Conv2d, Conv2dOptions};
 pub use dtype::Dtype;
 pub use error::{Error, Result};
 pub use init::Init;

@@ -35,6 +35,14 @@ pub fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     Ok(wide.f_to_kind(x.kind())?)
 }
 
+/// Turns neighbouring channels of `x` [B, T, heads, D] as complex numbers, in f32; `table` f32 [T, D / 2, 2] holds cosine
+/// and sine of each pair. The result has the kind of `x`.
+pub fn turn(x: &Tensor, table: &Tensor) -> Result<Tensor> {
+    let pairs = x.f_to_kind(Kind::Float)?.f_unflatten(-1, [-1, 2])?.f_contiguous()?.f_view_as_complex()?;
+    let turned = pairs.f_mul(&table.f_view_as_complex()?.f_unsqueeze(1)?)?;
+    Ok(turned.f_view_as_real()?.f_flatten(-2, -1)?.f_to_kind(x.kind())?)
+}
+
 /// Positions of a grid in reading order, f32 [rows * columns, 3]: (0, row, column), as FLUX numbers its image tokens.
 pub fn grid_ids(rows: i64, columns: i64, device: Device) -> Result<Tensor> {
     let options = (Kind::Float, device);

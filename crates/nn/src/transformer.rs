@@ -19,7 +19,7 @@ pub type Conditions = BTreeMap<String, Tensor>;
 pub struct Inputs {
     /// Noisy latents in the cache's layout: [B, C, H, W] for pictures, [B, C, F, H, W] for clips; any float kind.
     pub latents: Tensor,
-    /// Noise level of each sample, sigma in [0, 1], f32 `[B]`.
+    /// Noise level of each sample, sigma in [0, 1], `[B]`: f32, or f64 where 1000 times it must be a certain f32.
     pub sigma: Tensor,
     /// Text and other conditions.
     pub conditions: Conditions,

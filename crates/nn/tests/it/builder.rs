@@ -127,3 +127,12 @@ fn storage_kind_applies_to_weights_but_not_to_adapters() {
     let y = linear.forward(&Tensor::ones([1, 4], (Kind::BFloat16, CPU))).unwrap();
     assert_eq!(y.kind(), Kind::BFloat16);
 }
+
+#[test]
+fn some_parts_stay_in_f32_under_half_precision() {
+    let b = Builder::random(0, BuildOptions::frozen(CPU, Kind::BFloat16));
+    let half = b.pp("half").linear(2, 2, false).unwrap();
+    let wide = b.pp("wide").in_f32().pp("inner").linear(2, 2, false).unwrap();
+    assert_eq!((half.weight().kind(), wide.weight().kind()), (Kind::BFloat16, Kind::Float));
+    assert_eq!(names(&b.finish().unwrap().weights), ["half.weight", "wide.inner.weight"]);
+}
