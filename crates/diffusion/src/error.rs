@@ -36,7 +36,10 @@ pub enum Error {
     },
     /// A scheduler that this crate has no formula for.
     #[error("scheduler class `{class}` is not supported")]
-    #[diagnostic(code(diffusion::scheduler_class), help("supported: `FlowMatchEulerDiscreteScheduler`"))]
+    #[diagnostic(
+        code(diffusion::scheduler_class),
+        help("supported: `FlowMatchEulerDiscreteScheduler`, `UniPCMultistepScheduler`")
+    )]
     SchedulerClass {
         /// `_class_name` of the file.
         class: String,

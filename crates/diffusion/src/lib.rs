@@ -7,5 +7,6 @@ pub mod schedule;
 #[cfg(test)]
 mod schedule_golden;
 pub mod timestep;
+pub mod unipc;
 
 pub use error::{Error, Result};

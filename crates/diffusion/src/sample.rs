@@ -1,7 +1,7 @@
-//! The Euler loop: from noise to clean latents, with distilled guidance and, when asked, true classifier-free guidance.
+//! The loop: from noise to clean latents, with distilled guidance and, when asked, true classifier-free guidance.
 //!
-//! Rounds where diffusers rounds: the time is cast to the latents' kind before it is divided by 1000, the step is added
-//! in f32 and its result cast back to the model's kind.
+//! Rounds where diffusers rounds: the time is cast to the kind of the noise before it is divided by 1000, an Euler step is
+//! added in f32 and its result cast to the model's kind.
 
 use std::ops::ControlFlow;
 
@@ -9,7 +9,8 @@ use nn::transformer::{Conditions, Inputs, Transformer};
 use tch::{Kind, Tensor, no_grad};
 
 use crate::error::Result;
-use crate::schedule::Schedule;
+use crate::schedule::{Schedule, Solver};
+use crate::unipc;
 
 /// What steers a run.
 #[derive(Debug)]
@@ -22,7 +23,8 @@ pub struct Guidance<'a> {
     pub distilled: Option<f32>,
 }
 
-/// Runs the whole schedule on `initial` (noise, [B, ...], in the kind the model computes in).
+/// Runs the whole schedule on `initial` (noise, [B, ...], in the kind in which the pipeline keeps latents); the model
+/// computes in `compute`.
 ///
 /// `on_step` is told (steps done, steps in all) after each step; when it breaks, the run ends with `None`.
 pub fn sample(
@@ -30,20 +32,24 @@ pub fn sample(
     schedule: &Schedule,
     initial: Tensor,
     guidance: &Guidance<'_>,
+    compute: Kind,
     on_step: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
 ) -> Result<Option<Tensor>> {
     let mut latents = initial;
     let (kind, device, batch) = (latents.kind(), latents.device(), latents.size()[0]);
     let steps = schedule.timesteps.len();
-    for (step, time) in schedule.timesteps.iter().enumerate() {
+    let mut unipc = match &schedule.solver {
+        Solver::Euler => None,
+        Solver::UniPc(rule) => Some(unipc::Run::new(rule, &schedule.sigmas)),
+    };
+    for step in 0..steps {
         let predict = |conditions: &Conditions, latents: &Tensor| {
-            let sigma = Tensor::full([batch], f64::from(*time), (Kind::Float, device)).to_kind(kind);
             let inputs = Inputs {
                 latents: latents.shallow_clone(),
-                sigma: (sigma / f64::from(schedule.train_timesteps)).to_kind(Kind::Float),
+                sigma: level(schedule, step, kind).expand([batch], false).to_device(device),
                 conditions: conditions.iter().map(|(k, v)| (k.clone(), v.shallow_clone())).collect(),
                 guidance: guidance.distilled.map(|g| Tensor::full([batch], f64::from(g), (Kind::Float, device))),
-                compute: kind,
+                compute,
             };
             model.forward(&inputs, false)
         };
@@ -52,6 +58,9 @@ pub fn sample(
             if let Some((conditions, scale)) = guidance.negative {
                 let unconditional = predict(conditions, &latents)?;
                 velocity = &unconditional + scale * (velocity - &unconditional);
+            }
+            if let Some(run) = &mut unipc {
+                return Ok(run.step(step, &velocity, latents.shallow_clone()));
             }
             // The difference is taken in f32, as diffusers does on its f32 table.
             let dt = Tensor::from(schedule.sigmas[step + 1] - schedule.sigmas[step]);
@@ -66,12 +75,22 @@ pub fn sample(
     Ok(Some(latents))
 }
 
+/// What the model is told of a step's time, `[1]`. Times of UniPC are whole numbers that the model gets as they are: in f64, so
+/// that 1000 times the level is the time again.
+fn level(schedule: &Schedule, step: usize, kind: Kind) -> Tensor {
+    let time = Tensor::from_slice(&[schedule.timesteps[step]]);
+    match schedule.solver {
+        Solver::Euler => (time.to_kind(kind) / f64::from(schedule.train_timesteps)).to_kind(Kind::Float),
+        Solver::UniPc(_) => time.to_kind(Kind::Double) / f64::from(schedule.train_timesteps),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use nn::transformer::{SharedBlock, State};
 
     use super::*;
-    use crate::schedule::FlowMatchEuler;
+    use crate::schedule::{Scheduler, Spacing};
 
     /// Predicts `x - c` (or `c`, for a condition of shape []), so that Euler's result is known in closed form.
     struct Linear;
@@ -99,14 +118,14 @@ mod tests {
 
     fn schedule(steps: usize) -> Schedule {
         let config = serde_json::json!({"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0});
-        FlowMatchEuler::from_config(&config).unwrap().schedule(steps, 64).unwrap()
+        Scheduler::from_config(&config).unwrap().schedule(steps, 64, Spacing::Even).unwrap()
     }
 
     fn run(negative: Option<(&Conditions, f64)>, stop_after: usize) -> Option<Vec<f32>> {
         let initial = Tensor::from_slice(&[-1f32, 0.5, 2.0]).view([3, 1]);
         let guidance = Guidance { positive: &conditions(0.25), negative, distilled: None };
         let mut on_step = |done, _| if done == stop_after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-        let latents = sample(&Linear, &schedule(5), initial, &guidance, &mut on_step).unwrap()?;
+        let latents = sample(&Linear, &schedule(5), initial, &guidance, Kind::Float, &mut on_step).unwrap()?;
         Some(Vec::try_from(latents.view(-1)).unwrap())
     }
 
@@ -122,6 +141,18 @@ mod tests {
         // Velocities differ by (neg - pos) / s, so the flow ends in neg + scale (pos - neg).
         for value in run(Some((&conditions(1.25), 3.0)), usize::MAX).unwrap() {
             assert!((value - (1.25 - 3.0)).abs() < 1e-5, "{value}");
+        }
+    }
+
+    #[test]
+    fn whole_times_reach_the_model_exactly() {
+        let config = serde_json::json!({"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction",
+            "use_flow_sigmas": true});
+        let mut schedule = Scheduler::from_config(&config).unwrap().schedule(1, 64, Spacing::Trained).unwrap();
+        for time in 0..1000 {
+            schedule.timesteps[0] = time as f32;
+            let told = (level(&schedule, 0, Kind::Float) * 1000.0).to_kind(Kind::Float).double_value(&[0]);
+            assert_eq!(told, f64::from(time));
         }
     }
 

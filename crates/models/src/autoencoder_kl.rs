@@ -370,9 +370,8 @@ impl Vae for AutoencoderKl {
             let expected = format!("expected [batch, {}, height, width]", self.config.latent_channels);
             return Err(Error::Shape { what: "the latent", shape, expected });
         }
-        let Normalisation { scale, shift } = self.normalisation();
         tch::no_grad(|| {
-            let z = latents.f_to_kind(Kind::Float)?.f_div_scalar(scale)?.f_add_scalar(shift)?;
+            let z = self.normalisation().undo(&latents.f_to_kind(Kind::Float)?)?;
             let mut z = laid_out(&z.f_to_kind(self.kind)?)?;
             if let Some(conv) = &self.post_quant_conv {
                 z = conv.forward(&z)?;
@@ -382,10 +381,10 @@ impl Vae for AutoencoderKl {
     }
 
     fn normalisation(&self) -> Normalisation {
-        Normalisation { scale: self.config.scaling_factor, shift: self.config.shift_factor.unwrap_or(0.0) }
+        Normalisation::ScaleShift { scale: self.config.scaling_factor, shift: self.config.shift_factor.unwrap_or(0.0) }
     }
 
-    fn latent_shape(&self, width: u32, height: u32) -> Vec<i64> {
+    fn latent_shape(&self, width: u32, height: u32, _frames: u32) -> Vec<i64> {
         let factor = self.config.scale_factor();
         vec![self.config.latent_channels, i64::from(height) / factor, i64::from(width) / factor]
     }

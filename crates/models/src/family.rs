@@ -46,8 +46,8 @@ pub trait Family: Sync + std::fmt::Debug {
     /// Text encoders with their tokenizers, in `options.storage`.
     fn text_encoders(&self, folder: &ModelFolder, options: BuildOptions) -> Result<DynTextEncoders>;
 
-    /// Stacks the text of each sample into what the denoiser takes.
-    fn conditions(&self, rows: &[&Text], device: Device, kind: Kind) -> Result<Conditions>;
+    /// Stacks the text of each sample into what the denoiser takes; `max_tokens` is the pipeline's `max_sequence_length`.
+    fn conditions(&self, rows: &[&Text], max_tokens: usize, device: Device, kind: Kind) -> Result<Conditions>;
     /// Patterns of the layers a LoRA goes to when the user names none.
     fn lora_targets(&self) -> &'static [&'static str];
     /// Whether the denoiser embeds a guidance scale.
@@ -56,8 +56,44 @@ pub trait Family: Sync + std::fmt::Debug {
     fn default_max_tokens(&self) -> usize;
     /// Largest `max_sequence_length`.
     fn max_tokens(&self) -> usize;
-    /// Tokens the denoiser makes of a picture's latent, which dynamic shift of the schedule depends on.
+    /// Tokens the denoiser makes of a latent [.., h, w], which dynamic shift of the schedule depends on.
     fn image_tokens(&self, latent_size: &[i64]) -> i64;
+    /// How the pipeline samples.
+    fn sampling(&self) -> Sampling;
+    /// How the model sees time; `None` for a model of pictures, whose latents have no time dim.
+    fn clips(&self, folder: &ModelFolder) -> Result<Option<Clips>>;
+}
+
+/// What a pipeline does around the denoiser, beyond what its scheduler's file says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sampling {
+    /// Latents are kept in f32 between steps, and the initial noise is drawn so, whatever kind the denoiser computes in.
+    pub wide_latents: bool,
+    /// The scheduler is given `linspace(1, 1/n, n)`, not only the number of steps.
+    pub even_levels: bool,
+    /// `guidance_scale` is that of classifier-free guidance, against the empty prompt unless another is given.
+    pub classifier_free: bool,
+}
+
+/// How a model of clips sees time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Clips {
+    /// Frames for each latent frame after the first: a clip has `1 + stride n` frames.
+    pub stride: u32,
+    /// Frames in a second.
+    pub fps: u32,
+}
+
+impl Clips {
+    /// Whether a clip may have so many frames.
+    pub fn allows(self, frames: u32) -> bool {
+        frames > 0 && (frames - 1).is_multiple_of(self.stride)
+    }
+
+    /// The most frames a clip may have that are no more than `frames`, which is at least 1.
+    pub fn trimmed(self, frames: u32) -> u32 {
+        (frames - 1) / self.stride * self.stride + 1
+    }
 }
 
 /// What one text encoder makes of one text.
@@ -93,21 +129,59 @@ pub trait TextEncoders {
     fn lengths(&self, prompt: &str, max_tokens: usize) -> Result<BTreeMap<&'static str, Length>>;
 }
 
-/// How latents are scaled for the denoiser: `(z - shift) * scale`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Normalisation {
-    /// `scaling_factor`.
-    pub scale: f64,
-    /// `shift_factor`, 0 if the configuration has none.
-    pub shift: f64,
+/// From the VAE's latent `z` to what the denoiser works on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum Normalisation {
+    /// `(z - shift) * scale`.
+    ScaleShift {
+        /// `scaling_factor`.
+        scale: f64,
+        /// `shift_factor`, 0 if the configuration has none.
+        shift: f64,
+    },
+    /// `(z - mean) / std` by channel.
+    MeanStd {
+        /// `latents_mean`.
+        mean: Vec<f64>,
+        /// `latents_std`.
+        std: Vec<f64>,
+    },
 }
 
-/// What the encoder says about a picture's latent: a diagonal Gaussian, not normalised, f32.
+impl Normalisation {
+    /// f32 [B, C, ..] from the VAE, normalised.
+    pub fn apply(&self, z: &Tensor) -> Result<Tensor> {
+        Ok(match self {
+            Self::ScaleShift { scale, shift } => z.f_sub_scalar(*shift)?.f_mul_scalar(*scale)?,
+            Self::MeanStd { mean, std } => z.f_sub(&by_channel(mean, z)?)?.f_div(&by_channel(std, z)?)?,
+        })
+    }
+
+    /// The inverse, rounded as diffusers' pipelines round before they decode.
+    pub fn undo(&self, latents: &Tensor) -> Result<Tensor> {
+        Ok(match self {
+            Self::ScaleShift { scale, shift } => latents.f_div_scalar(*scale)?.f_add_scalar(*shift)?,
+            Self::MeanStd { mean, std } => {
+                let inverse = by_channel(std, latents)?.f_reciprocal()?;
+                latents.f_div(&inverse)?.f_add(&by_channel(mean, latents)?)?
+            }
+        })
+    }
+}
+
+/// One number for each channel of `like` [B, C, ..].
+fn by_channel(values: &[f64], like: &Tensor) -> Result<Tensor> {
+    let mut shape = vec![1; like.dim()];
+    shape[1] = values.len() as i64;
+    Ok(Tensor::f_from_slice(values)?.f_to_kind(like.kind())?.f_to_device(like.device())?.f_view(shape.as_slice())?)
+}
+
+/// What the encoder says about the latent of a picture or clip: a diagonal Gaussian, not normalised, f32.
 #[derive(Debug)]
 pub struct Posterior {
-    /// [B, C, h, w].
+    /// [B, C, h, w], for clips [B, C, f, h, w].
     pub mean: Tensor,
-    /// [B, C, h, w], clamped to [-30, 20].
+    /// Of the same shape, clamped to [-30, 20].
     pub logvar: Tensor,
 }
 
@@ -121,20 +195,19 @@ impl Posterior {
     }
 }
 
-/// A variational autoencoder.
+/// A variational autoencoder, of pictures [B, 3, H, W] or of clips [B, 3, F, H, W] ([`Family::clips`] says which).
 pub trait Vae {
-    /// Pixels [B, 3, H, W] in [-1, 1], any float kind, to the posterior.
+    /// Pixels in [-1, 1], any float kind, to the posterior.
     fn posterior(&self, pixels: &Tensor) -> Result<Posterior>;
-    /// Normalised latents [B, C, h, w], any float kind, to pixels f32 [B, 3, H, W], nominally in [-1, 1], not clamped.
+    /// Normalised latents, any float kind, to pixels f32, nominally in [-1, 1]; clamped if diffusers' decoder clamps.
     fn decode(&self, latents: &Tensor) -> Result<Tensor>;
     /// How latents are scaled.
     fn normalisation(&self) -> Normalisation;
-    /// [C, h, w] of a picture's latent.
-    fn latent_shape(&self, width: u32, height: u32) -> Vec<i64>;
+    /// Shape of one latent: [C, h, w] of a picture, [C, f, h, w] of a clip.
+    fn latent_shape(&self, width: u32, height: u32, frames: u32) -> Vec<i64>;
 
     /// Pixels to normalised latents, f32; the posterior's mean unless `noise` is given.
     fn encode(&self, pixels: &Tensor, noise: Option<&Tensor>) -> Result<Tensor> {
-        let Normalisation { scale, shift } = self.normalisation();
-        Ok((self.posterior(pixels)?.latent(noise) - shift) * scale)
+        self.normalisation().apply(&self.posterior(pixels)?.latent(noise))
     }
 }

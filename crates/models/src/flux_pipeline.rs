@@ -10,7 +10,9 @@ use tch::{Device, Kind, Tensor};
 use crate::autoencoder_kl::{self, AutoencoderKl};
 use crate::clip::ClipText;
 use crate::error::{Error, Result};
-use crate::family::{DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Text, TextEncoders};
+use crate::family::{
+    Clips, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Sampling, Text, TextEncoders,
+};
 use crate::flux::{Config, Flux};
 use crate::folder::ModelFolder;
 use crate::t5::T5Encoder;
@@ -99,7 +101,7 @@ impl Family for FluxPipeline {
         Ok(Box::new(encoders))
     }
 
-    fn conditions(&self, rows: &[&Text], device: Device, kind: Kind) -> Result<Conditions> {
+    fn conditions(&self, rows: &[&Text], _max_tokens: usize, device: Device, kind: Kind) -> Result<Conditions> {
         let column = |encoder: &'static str, pick: fn(&Encoded) -> Option<&Tensor>| -> Result<Vec<Tensor>> {
             let missing = Error::MissingText { encoder, family: self.name() };
             let tensor = |row: &&Text| row.get(encoder).and_then(pick).map(|t| t.to_device(device).to_kind(kind));
@@ -147,6 +149,14 @@ impl Family for FluxPipeline {
 
     fn image_tokens(&self, latent_size: &[i64]) -> i64 {
         latent_size.iter().map(|side| side / 2).product()
+    }
+
+    fn sampling(&self) -> Sampling {
+        Sampling { wide_latents: false, even_levels: true, classifier_free: false }
+    }
+
+    fn clips(&self, _folder: &ModelFolder) -> Result<Option<Clips>> {
+        Ok(None)
     }
 }
 

@@ -13,7 +13,8 @@ pub mod tokenizer;
 
 pub use error::{Error, Result};
 pub use family::{
-    DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Normalisation, Posterior, Text, TextEncoders, Vae,
+    Clips, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Normalisation, Posterior, Sampling, Text,
+    TextEncoders, Vae,
 };
 pub use folder::ModelFolder;
 

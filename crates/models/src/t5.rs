@@ -1,6 +1,7 @@
-//! T5 v1.1's encoder (Raffel et al. 2020, "Exploring the limits of transfer learning"; gated GELU of Shazeer 2020).
+//! The encoder of T5 v1.1 (Raffel et al. 2020, "Exploring the limits of transfer learning"; gated GELU of Shazeer 2020), and
+//! of UMT5 (Chung et al. 2023), whose every layer has its own position bias.
 //!
-//! Field paths are checkpoint keys. No mask: FLUX lets padding take part in attention, as diffusers does.
+//! Field paths are checkpoint keys. No mask: a pipeline lets padding take part in attention, or gives texts without any.
 
 use nn::{Builder, Embedding, Linear, RmsNorm, attention};
 use serde::Deserialize;
@@ -26,6 +27,8 @@ pub struct Config {
     layer_norm_epsilon: f64,
     #[serde(default = "relu")]
     feed_forward_proj: String,
+    #[serde(default)]
+    model_type: String,
 }
 
 fn buckets() -> i64 {
@@ -104,7 +107,8 @@ impl Block {
 pub struct T5Encoder {
     config: Config,
     embed_tokens: Embedding,
-    relative_attention_bias: Embedding,
+    /// One that all layers share, or one for each.
+    relative_attention_biases: Vec<Embedding>,
     blocks: Vec<Block>,
     final_layer_norm: RmsNorm,
 }
@@ -125,11 +129,14 @@ impl T5Encoder {
         let table = if b.has("shared.weight") { b.pp("shared") } else { encoder.pp("embed_tokens") };
         b.ignore("encoder.embed_tokens.weight");
         let blocks = encoder.pp("block");
+        let biases = if config.model_type == "umt5" { config.num_layers } else { 1 };
+        let bias = |layer| {
+            let path = blocks.pp(layer).pp("layer.0.SelfAttention.relative_attention_bias");
+            Ok(path.embedding(config.relative_attention_num_buckets, config.num_heads)?)
+        };
         Ok(Self {
             embed_tokens: table.embedding(config.vocab_size, config.d_model)?,
-            relative_attention_bias: blocks
-                .pp("0.layer.0.SelfAttention.relative_attention_bias")
-                .embedding(config.relative_attention_num_buckets, config.num_heads)?,
+            relative_attention_biases: (0..biases).map(bias).collect::<Result<_>>()?,
             blocks: (0..config.num_layers).map(|i| Block::new(&config, &blocks.pp(i))).collect::<Result<_>>()?,
             final_layer_norm: encoder.pp("final_layer_norm").rms_norm(config.d_model, config.layer_norm_epsilon)?,
             config,
@@ -140,10 +147,12 @@ impl T5Encoder {
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
         let mut x = self.embed_tokens.forward(ids)?;
         let buckets = position_buckets(&self.config, ids.size()[1])?.f_to_device(x.device())?;
-        let bias =
-            self.relative_attention_bias.forward(&buckets)?.f_permute([2, 0, 1])?.f_unsqueeze(0)?.f_contiguous()?;
-        for block in &self.blocks {
-            x = block.forward(&x, &bias)?;
+        let bias = |table: &Embedding| -> Result<Tensor> {
+            Ok(table.forward(&buckets)?.f_permute([2, 0, 1])?.f_unsqueeze(0)?.f_contiguous()?)
+        };
+        let biases = self.relative_attention_biases.iter().map(bias).collect::<Result<Vec<_>>>()?;
+        for (block, bias) in self.blocks.iter().zip(biases.iter().cycle()) {
+            x = block.forward(&x, bias)?;
         }
         Ok(self.final_layer_norm.forward(&x)?)
     }

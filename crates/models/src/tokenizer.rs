@@ -40,6 +40,8 @@ impl Tokenizer {
             let mut json = folder.json(&part, "")?;
             json["normalizer"] = precompiled(&json["normalizer"]);
             json["pre_tokenizer"] = t5_pre_tokenizer();
+            // UMT5's pieces for single bytes are there but not used.
+            json["model"]["byte_fallback"] = Value::Bool(false);
             return Self::new(folder, component, &settings, &json, None, "<pad>");
         }
         let spiece = format!("{component}/spiece.model");

@@ -115,14 +115,17 @@ pub(crate) fn encode(
 fn meta(vae: &(dyn Vae + Send + Sync), identity: &Digest) -> LatentMeta {
     // A side that any stride divides.
     const SIDE: u32 = 1 << 10;
-    let shape = vae.latent_shape(SIDE, SIDE);
-    let normalisation = vae.normalisation();
+    let shape = vae.latent_shape(SIDE, SIDE, 1);
+    let normalisation = match vae.normalisation() {
+        models::Normalisation::ScaleShift { scale, shift } => Normalisation::ScaleShift { scaling: scale, shift },
+        models::Normalisation::MeanStd { mean, std } => Normalisation::MeanStd { mean, std },
+    };
     LatentMeta {
         encoder: identity.to_string(),
         channels: shape[0] as u32,
         spatial_stride: SIDE / shape[shape.len() - 1] as u32,
         temporal_stride: None,
-        normalisation: Normalisation::ScaleShift { scaling: normalisation.scale, shift: normalisation.shift },
+        normalisation,
     }
 }
 
@@ -144,7 +147,7 @@ impl Encoder<'_> {
             rgb.extend_from_slice(&cropped.picture.rgb);
         }
         let size = [pictures.len() as i64, i64::from(bucket.height), i64::from(bucket.width), 3];
-        let shape = self.vae.latent_shape(bucket.width, bucket.height);
+        let shape = self.vae.latent_shape(bucket.width, bucket.height, bucket.frames);
         let latents = no_grad(|| {
             let noise = self.noise(pictures, &shape);
             self.vae.encode(&pixels(&rgb, size, self.device), noise.as_ref())

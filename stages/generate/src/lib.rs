@@ -15,7 +15,7 @@ mod texts;
 
 use std::ops::ControlFlow;
 
-use diffusion::schedule::FlowMatchEuler;
+use diffusion::schedule::Scheduler;
 use serde_json::json;
 use stage::{About, CheckRequest, Checked, Exit, Failure, Ledger, Outcome, Stage, Work};
 use tables::ImageRow;
@@ -73,7 +73,7 @@ impl Stage for Generate {
         };
         let vae = models.vae()?;
         let takes_guidance = models.takes_guidance()?;
-        let schedule = FlowMatchEuler::from_config(&models.scheduler()?).map_err(unusable)?;
+        let scheduler = Scheduler::from_config(&models.scheduler()?).map_err(unusable)?;
         let mut album = Album::new(work, &shots);
         for base in if parameters.with_base { vec![false, true] } else { vec![false] } {
             let (transformer, weights) = models.transformer(base)?;
@@ -81,7 +81,7 @@ impl Stage for Generate {
                 family: models.family,
                 transformer,
                 vae: &vae,
-                schedule: &schedule,
+                scheduler: &scheduler,
                 takes_guidance,
                 device,
                 parameters,

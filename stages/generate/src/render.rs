@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 
 use diffusion::sample::{Guidance, sample};
-use diffusion::schedule::FlowMatchEuler;
+use diffusion::schedule::{Scheduler, Spacing};
 use media::Picture;
 use models::{DynTransformer, DynVae, Family, Text};
 use nn::Conditions;
@@ -24,7 +24,7 @@ pub(crate) struct Renderer<'a> {
     /// The VAE.
     pub(crate) vae: &'a DynVae,
     /// Levels of noise.
-    pub(crate) schedule: &'a FlowMatchEuler,
+    pub(crate) scheduler: &'a Scheduler,
     /// Whether the denoiser embeds a guidance scale.
     pub(crate) takes_guidance: bool,
     /// Where all of it is.
@@ -42,13 +42,17 @@ impl Renderer<'_> {
         on_step: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
     ) -> Result<Option<Vec<Picture>>, Failure> {
         let kind = Kind::from(self.parameters.dtype);
-        let shape = self.vae.latent_shape(self.parameters.width, self.parameters.height);
-        let noise = shots.iter().map(|shot| initial(shot.seed, &shape, kind)).collect::<torch::Result<Vec<_>>>();
+        let rules = self.family.sampling();
+        let shape = self.vae.latent_shape(self.parameters.width, self.parameters.height, 1);
+        let state = if rules.wide_latents { Kind::Float } else { kind };
+        let noise = shots.iter().map(|shot| initial(shot.seed, &shape, state)).collect::<torch::Result<Vec<_>>>();
         let tokens = self.family.image_tokens(&shape[1..]) as usize;
-        let schedule = self.schedule.schedule(self.parameters.steps as usize, tokens).map_err(unusable)?;
+        let spacing = if rules.even_levels { Spacing::Even } else { Spacing::Trained };
+        let schedule = self.scheduler.schedule(self.parameters.steps as usize, tokens, spacing).map_err(unusable)?;
+        let max_tokens = self.parameters.max_sequence_length as usize;
         let conditions = |text: fn(&Shot) -> Option<&str>| -> Result<Option<Conditions>, Failure> {
             let rows: Option<Vec<&Text>> = shots.iter().map(|shot| texts.get(text(shot)?)).collect();
-            rows.map(|rows| self.family.conditions(&rows, self.device, kind).map_err(unusable)).transpose()
+            rows.map(|rows| self.family.conditions(&rows, max_tokens, self.device, kind).map_err(unusable)).transpose()
         };
         let positive =
             conditions(|shot| Some(&shot.prompt))?.ok_or_else(|| spec::Problem::new("a prompt was not encoded"))?;
@@ -60,7 +64,7 @@ impl Renderer<'_> {
             distilled: self.takes_guidance.then_some(self.parameters.guidance as f32),
         };
         let initial = Tensor::cat(&noise.map_err(unusable)?, 0).to_device(self.device);
-        let latents = sample(self.transformer.as_ref(), &schedule, initial, &guidance, on_step)
+        let latents = sample(self.transformer.as_ref(), &schedule, initial, &guidance, kind, on_step)
             .map_err(Failure::from_diagnostic)?;
         let Some(latents) = latents else { return Ok(None) };
         // One at a time: decoding needs far more memory than denoising.

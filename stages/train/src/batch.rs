@@ -89,7 +89,8 @@ impl Recipe {
         let texts = samples.iter().zip(&draws).map(|(sample, draw)| dataset.text(*sample, draw.dropped));
         let texts = texts.collect::<Result<Vec<_>, _>>()?;
         let texts: Vec<_> = texts.iter().collect();
-        let conditions = self.family.conditions(&texts, Device::Cpu, self.compute).map_err(Failure::from_diagnostic)?;
+        let conditions = self.family.conditions(&texts, dataset.max_tokens(), Device::Cpu, self.compute);
+        let conditions = conditions.map_err(Failure::from_diagnostic)?;
         Ok(Batch { samples: samples.to_vec(), draws, clean, noise: Tensor::stack(&noise, 0), conditions })
     }
 }

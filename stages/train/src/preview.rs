@@ -4,7 +4,7 @@ use std::ops::ControlFlow;
 use std::path::Path;
 
 use diffusion::sample::{Guidance, sample};
-use diffusion::schedule::FlowMatchEuler;
+use diffusion::schedule::{Scheduler, Spacing};
 use media::Picture;
 use models::Text;
 use nn::BuildOptions;
@@ -19,7 +19,8 @@ use crate::unusable;
 pub(crate) struct Preview<'a> {
     settings: &'a Samples,
     texts: Vec<Text>,
-    schedule: FlowMatchEuler,
+    scheduler: Scheduler,
+    max_tokens: usize,
 }
 
 impl<'a> Preview<'a> {
@@ -30,7 +31,8 @@ impl<'a> Preview<'a> {
         let texts = tch::no_grad(|| encoders.encode(&settings.prompts, max_tokens)).map_err(unusable)?;
         let config =
             session.folder.json("scheduler/scheduler_config.json", "it gives the noise schedule").map_err(unusable)?;
-        Ok(Self { settings, texts, schedule: FlowMatchEuler::from_config(&config).map_err(unusable)? })
+        let scheduler = Scheduler::from_config(&config).map_err(unusable)?;
+        Ok(Self { settings, texts, scheduler, max_tokens })
     }
 
     /// Draws all prompts after step `step` into `samples/step_S/`; leaves off when interrupted.
@@ -40,23 +42,29 @@ impl<'a> Preview<'a> {
         let vae =
             session.family.vae(&session.folder, BuildOptions::frozen(session.device, Kind::Float)).map_err(unusable)?;
         let Samples { width, height, steps, guidance, seed, prompts, .. } = self.settings;
-        let shape = vae.latent_shape(*width, *height);
+        let rules = session.family.sampling();
+        let shape = vae.latent_shape(*width, *height, 1);
         let tokens = session.family.image_tokens(&shape[1..]) as usize;
-        let schedule = self.schedule.schedule(*steps as usize, tokens).map_err(unusable)?;
+        let spacing = if rules.even_levels { Spacing::Even } else { Spacing::Trained };
+        let schedule = self.scheduler.schedule(*steps as usize, tokens, spacing).map_err(unusable)?;
+        let state = if rules.wide_latents { Kind::Float } else { session.compute };
         let distilled = session.family.takes_guidance(&session.folder).map_err(unusable)?.then_some(*guidance as f32);
         for (number, (prompt, text)) in prompts.iter().zip(&self.texts).enumerate() {
-            let positive = session.family.conditions(&[text], session.device, session.compute).map_err(unusable)?;
+            let positive = session
+                .family
+                .conditions(&[text], self.max_tokens, session.device, session.compute)
+                .map_err(unusable)?;
             let shape: Vec<i64> = std::iter::once(1).chain(shape.iter().copied()).collect();
             let noise = torch::ops::randn_seeded(*seed, &shape).map_err(Failure::from_diagnostic)?;
-            let noise = noise.to_device(session.device).to_kind(session.compute);
+            let noise = noise.to_device(session.device).to_kind(state);
             let guidance = Guidance { positive: &positive, negative: None, distilled };
             let phase = format!("drawing sample {} of {}", number + 1, prompts.len());
             let mut on_step = |done: usize, total: usize| {
                 events.progress(&phase, done as u64, Some(total as u64), "steps", None);
                 if events.interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
-            let drawn =
-                sample(session.transformer.as_ref(), &schedule, noise, &guidance, &mut on_step).map_err(unusable)?;
+            let model = session.transformer.as_ref();
+            let drawn = sample(model, &schedule, noise, &guidance, session.compute, &mut on_step).map_err(unusable)?;
             let Some(latents) = drawn else { return Ok(()) };
             let pixels = tch::no_grad(|| vae.decode(&latents)).map_err(unusable)?;
             let path = folder.join(format!("{number:03}.png"));
