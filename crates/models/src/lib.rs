@@ -1,15 +1,19 @@
 //! Architectures and their registry. To add a model: one file for its transformer, one line in [`FAMILIES`].
 
 pub mod autoencoder_kl;
+pub mod autoencoder_kl_wan;
 pub mod clip;
 pub mod error;
 pub mod family;
 pub mod flux;
 pub mod flux_pipeline;
 pub mod folder;
+mod prompt_clean;
 mod sentencepiece;
 pub mod t5;
 pub mod tokenizer;
+pub mod wan;
+pub mod wan_pipeline;
 
 pub use error::{Error, Result};
 pub use family::{
@@ -19,7 +23,7 @@ pub use family::{
 pub use folder::ModelFolder;
 
 /// Every family there is.
-pub const FAMILIES: &[&dyn Family] = &[&flux_pipeline::FluxPipeline];
+pub const FAMILIES: &[&dyn Family] = &[&flux_pipeline::FluxPipeline, &wan_pipeline::WanPipeline];
 
 /// The family of a folder, by the pipeline class in its index.
 pub fn family_of(folder: &ModelFolder) -> Result<&'static dyn Family> {

@@ -101,7 +101,10 @@ fn another_class_than_expected_is_named() {
 
     edit(&index, |index| index["_class_name"] = json!("StableDiffusionPipeline"));
     let error = family_of(&ModelFolder::open(scratch.path()).unwrap()).unwrap_err().to_string();
-    assert!(error.contains("`StableDiffusionPipeline`") && error.ends_with("supported: `FluxPipeline`"), "{error}");
+    assert!(
+        error.contains("`StableDiffusionPipeline`") && error.ends_with("supported: `FluxPipeline`, `WanPipeline`"),
+        "{error}"
+    );
     edit(&index, |index| index["_class_name"] = Value::Null);
     let error = ModelFolder::open(scratch.path()).unwrap_err().to_string();
     assert!(error.contains("`_class_name`"), "{error}");

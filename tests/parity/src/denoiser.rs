@@ -2,7 +2,7 @@
 
 use tch::{Kind, Tensor};
 
-use crate::support::{Report, goldens, options};
+use crate::support::{Report, goldens, goldens_of, options};
 
 #[test]
 fn prediction_loss_and_gradients_are_equal() {
@@ -58,21 +58,23 @@ fn bf16_rounds_where_diffusers_rounds() {
 
 #[test]
 fn a_call_that_makes_no_sense_is_answered() {
-    for golden in goldens() {
-        let (model, _) = golden.transformer(options(false));
-        let mut inputs = golden.training_inputs(Kind::Float);
-        inputs.conditions.remove("t5");
-        let error = model.forward(&inputs, false).unwrap_err().to_string();
-        assert!(error.contains("`t5`"), "{error}");
-        let mut inputs = golden.training_inputs(Kind::Float);
-        inputs.latents = inputs.latents.narrow(3, 0, 3);
-        let error = model.forward(&inputs, false).unwrap_err().to_string();
-        assert!(error.contains("even"), "{error}");
-        if golden.family.takes_guidance(&golden.folder).unwrap() {
+    for (family, condition, shape) in [("flux", "`t5`", "even"), ("wan", "`umt5`", "patches of 1x2x2")] {
+        for golden in goldens_of(family) {
+            let (model, _) = golden.transformer(options(false));
             let mut inputs = golden.training_inputs(Kind::Float);
-            inputs.guidance = None;
+            inputs.conditions.clear();
             let error = model.forward(&inputs, false).unwrap_err().to_string();
-            assert!(error.contains("guidance"), "{error}");
+            assert!(error.contains(condition) || error.contains("`clip_pooled`"), "{error}");
+            let mut inputs = golden.training_inputs(Kind::Float);
+            inputs.latents = inputs.latents.narrow(-1, 0, 3);
+            let error = model.forward(&inputs, false).unwrap_err().to_string();
+            assert!(error.contains(shape), "{error}");
+            if golden.family.takes_guidance(&golden.folder).unwrap() {
+                let mut inputs = golden.training_inputs(Kind::Float);
+                inputs.guidance = None;
+                let error = model.forward(&inputs, false).unwrap_err().to_string();
+                assert!(error.contains("guidance"), "{error}");
+            }
         }
     }
 }

@@ -7,5 +7,6 @@ mod denoiser;
 mod sampling;
 mod support;
 mod text;
+mod text_wan;
 mod training;
 mod vae;

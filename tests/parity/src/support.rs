@@ -22,21 +22,31 @@ pub(crate) struct Golden {
     tensors: BTreeMap<String, Tensor>,
 }
 
-/// Every committed fixture, and the larger set beside the project where it is there.
+/// Every committed fixture, and the larger sets beside the project where they are there.
 pub(crate) fn goldens() -> Vec<Golden> {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut folders: Vec<PathBuf> =
         fs_err::read_dir(here.join("fixtures")).unwrap().map(|entry| entry.unwrap().path()).collect();
     folders.sort();
-    assert!(folders.len() >= 2, "fixtures are committed");
-    let extra = std::env::var_os("PARITY_ORACLE")
-        .map_or_else(|| here.join("../../../shared/oracle/default/flux"), PathBuf::from);
-    if extra.is_dir() {
-        folders.push(extra);
-    } else {
-        eprintln!("skipped: ../shared/oracle/default/flux is absent");
+    assert!(folders.len() >= 4, "fixtures are committed");
+    let oracle =
+        std::env::var_os("PARITY_ORACLE").map_or_else(|| here.join("../../../shared/oracle/default"), PathBuf::from);
+    for family in ["flux", "wan"] {
+        let extra = oracle.join(family);
+        if extra.is_dir() {
+            folders.push(extra);
+        } else {
+            eprintln!("skipped: ../shared/oracle/default/{family} is absent");
+        }
     }
     folders.iter().map(|folder| Golden::open(folder)).collect()
+}
+
+/// Those of one family.
+pub(crate) fn goldens_of(family: &str) -> Vec<Golden> {
+    let goldens: Vec<_> = goldens().into_iter().filter(|golden| golden.family.name() == family).collect();
+    assert!(goldens.len() >= 2, "two sets of {family} are committed");
+    goldens
 }
 
 impl Golden {
@@ -81,11 +91,14 @@ impl Golden {
         (model, builder.finish().unwrap())
     }
 
+    /// What the family's denoiser is told beside latents and level: its name here → its golden.
     fn conditions(&self) -> Conditions {
-        Conditions::from([
-            ("t5".into(), self.tensor("transformer/in/encoder_hidden_states")),
-            ("clip_pooled".into(), self.tensor("transformer/in/pooled_projections")),
-        ])
+        let names: &[(&str, &str)] = match self.family.name() {
+            "flux" => &[("t5", "encoder_hidden_states"), ("clip_pooled", "pooled_projections")],
+            "wan" => &[("umt5", "encoder_hidden_states")],
+            family => panic!("no conditions for {family}"),
+        };
+        names.iter().map(|(ours, theirs)| ((*ours).into(), self.tensor(&format!("transformer/in/{theirs}")))).collect()
     }
 
     /// Inputs of the training sample with this noise and these levels.

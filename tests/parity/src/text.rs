@@ -1,17 +1,17 @@
-//! Token ids and text embeddings are those of transformers.
+//! Token ids and text embeddings of FLUX are those of transformers.
 
 use models::ModelFolder;
 use models::tokenizer::Tokenizer;
 use serde_json::Value;
 use tch::Tensor;
 
-use crate::support::{Golden, Report, goldens, options};
+use crate::support::{Golden, Report, goldens_of, options};
 
-fn ids(value: &Value) -> Vec<i64> {
+pub(crate) fn ids(value: &Value) -> Vec<i64> {
     value.as_array().unwrap().iter().map(|id| id.as_i64().unwrap()).collect()
 }
 
-fn check_cases(golden: &Golden, component: &str, tokenizer: &Tokenizer) {
+pub(crate) fn check_cases(golden: &Golden, component: &str, tokenizer: &Tokenizer) {
     let cases = golden.numbers["tokenizer_cases"][component].as_array().unwrap();
     assert!(cases.len() > 10);
     for case in cases {
@@ -22,7 +22,7 @@ fn check_cases(golden: &Golden, component: &str, tokenizer: &Tokenizer) {
 
 #[test]
 fn token_ids_are_equal_on_awkward_text() {
-    for golden in goldens() {
+    for golden in goldens_of("flux") {
         check_cases(&golden, "tokenizer", &Tokenizer::clip(&golden.folder, "tokenizer").unwrap());
         check_cases(&golden, "tokenizer_2", &Tokenizer::t5(&golden.folder, "tokenizer_2").unwrap());
     }
@@ -45,7 +45,7 @@ fn without_tokenizer_json(golden: &Golden, to: &std::path::Path) -> ModelFolder 
 
 #[test]
 fn a_tokenizer_needs_no_tokenizer_json() {
-    for golden in goldens() {
+    for golden in goldens_of("flux") {
         let scratch = tempfile::tempdir().unwrap();
         let folder = without_tokenizer_json(&golden, scratch.path());
         check_cases(&golden, "tokenizer", &Tokenizer::clip(&folder, "tokenizer").unwrap());
@@ -58,7 +58,7 @@ fn a_tokenizer_needs_no_tokenizer_json() {
 
 #[test]
 fn padded_ids_and_embeddings_are_equal() {
-    for golden in goldens() {
+    for golden in goldens_of("flux") {
         let mut report = Report::new(&golden);
         let clip = Tokenizer::clip(&golden.folder, "tokenizer").unwrap();
         let t5 = Tokenizer::t5(&golden.folder, "tokenizer_2").unwrap();
@@ -83,7 +83,7 @@ fn padded_ids_and_embeddings_are_equal() {
 
 #[test]
 fn a_batch_of_texts_is_encoded_as_each_alone() {
-    for golden in goldens() {
+    for golden in goldens_of("flux") {
         let encoders = golden.family.text_encoders(&golden.folder, options(false)).unwrap();
         let prompts: Vec<String> = golden.prompts().into_iter().map(|(prompt, _)| prompt).collect();
         let together = encoders.encode(&prompts, 33).unwrap();
@@ -100,12 +100,12 @@ fn a_batch_of_texts_is_encoded_as_each_alone() {
             }
         }
         let rows: Vec<&models::Text> = together.iter().collect();
-        let conditions = golden.family.conditions(&rows, tch::Device::Cpu, tch::Kind::Float).unwrap();
+        let conditions = golden.family.conditions(&rows, 33, tch::Device::Cpu, tch::Kind::Float).unwrap();
         assert_eq!(conditions["t5"].size()[..2], [4, 33]);
         let short = encoders.encode(&prompts[..1], 20).unwrap();
         let error = golden
             .family
-            .conditions(&[rows[0], &short[0]], tch::Device::Cpu, tch::Kind::Float)
+            .conditions(&[rows[0], &short[0]], 33, tch::Device::Cpu, tch::Kind::Float)
             .unwrap_err()
             .to_string();
         assert!(error.contains("33 and 20 `t5` tokens"), "{error}");
