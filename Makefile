@@ -1,6 +1,6 @@
 # Two commands: `make tarot` shows the whole job on this machine, `make test` passes the tests.
 SHELL := bash
-.PHONY: tarot test lint build deps
+.PHONY: tarot test lint build deps packages
 
 tarot: build                  ## draw a small deck, encode, bucket, train and generate; no network model, no GPU
 	@target/debug/draw-deck runs/deck
@@ -17,7 +17,10 @@ lint: deps                    ## format, clippy and docs, warnings denied
 build: deps
 	cargo build --workspace --bins
 
-deps: libtorch/build-version
+deps: packages libtorch/build-version
+
+packages:
+	@scripts/system-packages.sh
 
 libtorch/build-version: scripts/fetch-libtorch.sh scripts/libtorch.txt
 	scripts/fetch-libtorch.sh libtorch

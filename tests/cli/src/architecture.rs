@@ -13,6 +13,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("stage", &["spec", "store"]),
     ("tables", &["spec", "store"]),
     ("media", &[]),
+    ("video", &["media"]),
     ("hub", &["spec"]),
     ("query", &["spec", "tables"]),
     ("pipeline", &["spec", "store", "stage", "hub", "query"]),
@@ -20,18 +21,18 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("nn", &["torch"]),
     ("models", &["nn", "torch"]),
     ("diffusion", &["nn", "torch"]),
-    ("ingest", &["spec", "store", "stage", "tables", "media", "hub"]),
-    ("encode", &["spec", "store", "stage", "tables", "media", "hub", "nn", "models", "torch"]),
+    ("ingest", &["spec", "store", "stage", "tables", "media", "video", "hub"]),
+    ("encode", &["spec", "store", "stage", "tables", "media", "video", "hub", "nn", "models", "torch"]),
     ("bucket", &["spec", "store", "stage", "tables"]),
     ("train", &["spec", "store", "stage", "tables", "media", "hub", "nn", "models", "diffusion", "torch"]),
-    ("generate", &["spec", "store", "stage", "tables", "media", "hub", "nn", "models", "diffusion", "torch"]),
+    ("generate", &["spec", "store", "stage", "tables", "media", "video", "hub", "nn", "models", "diffusion", "torch"]),
     ("datasets", &[]),
     ("cli-tests", &[]),
     ("parity-tests", &[]),
 ];
 
 const TORCH_FREE: &[&str] =
-    &["spec", "store", "stage", "tables", "media", "hub", "query", "pipeline", "ingest", "bucket", "datasets"];
+    &["spec", "store", "stage", "tables", "media", "video", "hub", "query", "pipeline", "ingest", "bucket", "datasets"];
 
 /// Package → normal dependencies (by package name), over the whole graph.
 fn edges() -> BTreeMap<String, BTreeSet<String>> {
