@@ -1,9 +1,16 @@
 //! The folder that holds everything: where things lie, whether an artifact is there, and who may make it.
 
-use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use crate::{Digest, Error, Manifest, Result};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::integrity::{Care, Hashed};
+use crate::live::Live;
+use crate::publish::write_whole;
+use crate::{Digest, Error, Manifest, Memo, Result};
 
 /// Version of the layout.
 pub(crate) const FORMAT: &str = "1";
@@ -14,6 +21,11 @@ pub(crate) const MANIFEST: &str = "manifest.json";
 #[derive(Debug, Clone)]
 pub struct Cache {
     root: PathBuf,
+    pub(crate) memo: Memo,
+    /// Files that this process has read to their end, or written.
+    pub(crate) hashed: Hashed,
+    /// Keeps what was looked up from being collected; see [`Cache::hold`].
+    pub(crate) live: Option<Arc<Live>>,
 }
 
 /// A published artifact.
@@ -28,18 +40,12 @@ pub struct Artifact {
 /// Answer to "is it there?".
 #[derive(Debug, Clone)]
 pub enum Lookup {
-    /// Whole, as far as sizes tell.
+    /// Whole: every file has the contents that were published.
     Hit(Box<Artifact>),
     /// Never made, or removed.
     Absent,
     /// There, but not to be used: the reason.
     Broken(String),
-}
-
-/// Exclusive right to make one artifact; given up when dropped or when the process dies.
-#[derive(Debug)]
-pub struct Lock {
-    _file: std::fs::File,
 }
 
 /// Folders of work in progress.
@@ -56,7 +62,8 @@ impl Cache {
     pub fn open(root: &Path) -> Result<Self> {
         fs_err::create_dir_all(root)?;
         let root = fs_err::canonicalize(root)?;
-        let cache = Self { root };
+        let memo = Memo::at(&root.join("memo"));
+        let cache = Self { root, memo, hashed: Hashed::default(), live: None };
         let format = cache.root.join("format");
         match fs_err::read_to_string(&format) {
             Ok(found) if found.trim() == FORMAT => {}
@@ -64,9 +71,9 @@ impl Cache {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
                 // See https://bford.info/cachedir/: keeps back-up programs out.
                 let tag = "Signature: 8a477f597d28d172789f06886806bc55\n";
-                cache.write_atomically(&cache.root.join("CACHEDIR.TAG"), tag.as_bytes())?;
-                cache.write_atomically(&cache.root.join(".gitignore"), b"*\n")?;
-                cache.write_atomically(&format, FORMAT.as_bytes())?;
+                write_whole(&cache.root.join("CACHEDIR.TAG"), tag.as_bytes(), false)?;
+                write_whole(&cache.root.join(".gitignore"), b"*\n", false)?;
+                write_whole(&format, FORMAT.as_bytes(), true)?;
             }
             Err(error) => return Err(error.into()),
         }
@@ -83,29 +90,27 @@ impl Cache {
         self.root.join("artifacts").join(stage).join(key.to_string())
     }
 
-    /// The artifact of that key, if it is whole.
+    /// The artifact of that key, if it is whole. A file is hashed once per state of it, as told by (device, inode, size,
+    /// mtime, ctime); damage that leaves all of these as they were is found by [`Cache::verify`].
     pub fn artifact(&self, stage: &str, key: &Digest) -> Lookup {
-        let path = self.artifact_path(stage, key);
-        let manifest = match self.manifest(stage, key) {
-            Ok(Some(manifest)) => manifest,
-            Ok(None) => return Lookup::Absent,
-            Err(reason) => return Lookup::Broken(reason),
-        };
-        for file in &manifest.files {
-            match fs_err::metadata(path.join(&file.path)) {
-                Ok(meta) if meta.len() == file.bytes => {}
-                Ok(meta) => {
-                    return Lookup::Broken(format!(
-                        "`{}` has {} bytes instead of {}",
-                        file.path,
-                        meta.len(),
-                        file.bytes
-                    ));
-                }
-                Err(_) => return Lookup::Broken(format!("`{}` is missing", file.path)),
-            }
+        self.look(stage, key, Care::Stamps)
+    }
+
+    /// The same, every file read to its end unless this process did so before.
+    pub fn verify(&self, stage: &str, key: &Digest) -> Lookup {
+        self.look(stage, key, Care::Contents)
+    }
+
+    fn look(&self, stage: &str, key: &Digest, care: Care) -> Lookup {
+        let _held = self.live.as_ref().map(|live| live.pin(stage, key));
+        match self.manifest(stage, key) {
+            Ok(Some(manifest)) => match self.check_files(&manifest, care) {
+                Ok(()) => Lookup::Hit(Box::new(Artifact { path: self.artifact_path(stage, key), manifest })),
+                Err(reason) => Lookup::Broken(reason),
+            },
+            Ok(None) => Lookup::Absent,
+            Err(reason) => Lookup::Broken(reason),
         }
-        Lookup::Hit(Box::new(Artifact { path, manifest }))
     }
 
     /// The manifest of that key, whatever became of the files.
@@ -119,7 +124,7 @@ impl Cache {
         let manifest: Manifest =
             serde_json::from_slice(&bytes).map_err(|error| format!("its manifest cannot be read: {error}"))?;
         let asked = manifest.material.key() == *key && manifest.key == *key && manifest.stage == stage;
-        let whole = Manifest::digest_of(&manifest.files) == manifest.digest;
+        let whole = Manifest::digest_of(&manifest.files) == manifest.digest && manifest.is_sealed();
         if asked && whole { Ok(Some(manifest)) } else { Err("its manifest contradicts itself".to_owned()) }
     }
 
@@ -138,25 +143,37 @@ impl Cache {
         found.into_iter().map(|(_, manifest)| manifest).collect()
     }
 
-    /// Takes the right to make that artifact; `None` if another process has it.
-    pub fn try_lock(&self, stage: &str, key: &Digest) -> Result<Option<Lock>> {
-        let folder = self.root.join("locks");
-        fs_err::create_dir_all(&folder)?;
-        let path = folder.join(format!("{stage}-{key}.lock"));
-        let file = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(&path)?.into_parts().0;
-        match file.try_lock() {
-            Ok(()) => Ok(Some(Lock { _file: file })),
-            Err(TryLockError::WouldBlock) => Ok(None),
-            Err(TryLockError::Error(error)) => Err(error.into()),
-        }
+    /// Stages that have artifacts, sorted.
+    pub fn stages(&self) -> Vec<String> {
+        names(&self.root.join("artifacts"))
     }
 
-    /// Prepares the work folders. Without `keep`, what an earlier try left in `out` is removed; `scratch` always stays.
+    /// Keys of a stage's artifacts, whole or not, sorted.
+    pub fn keys(&self, stage: &str) -> Vec<Digest> {
+        names(&self.root.join("artifacts").join(stage)).iter().filter_map(|name| name.parse().ok()).collect()
+    }
+
+    /// The small answers remembered beside the artifacts.
+    pub fn memo(&self) -> &Memo {
+        &self.memo
+    }
+
+    /// See [`Memo::recall`].
+    pub fn recall<T: DeserializeOwned>(&self, kind: &str, question: &Value) -> Option<T> {
+        self.memo.recall(kind, question)
+    }
+
+    /// See [`Memo::remember`].
+    pub fn remember(&self, kind: &str, question: &Value, answer: &impl Serialize) {
+        self.memo.remember(kind, question, answer);
+    }
+
+    /// Prepares the work folders; without `keep`, what an earlier try left is removed.
     pub fn stage_work(&self, stage: &str, key: &Digest, keep: bool) -> Result<Staging> {
         let work = self.work_path(stage, key);
         let staging = Staging { out: work.join("out"), scratch: work.join("scratch") };
         if !keep {
-            remove_tree(&staging.out)?;
+            remove_tree(&work)?;
         }
         fs_err::create_dir_all(&staging.out)?;
         fs_err::create_dir_all(&staging.scratch)?;
@@ -171,9 +188,30 @@ impl Cache {
         Ok(())
     }
 
+    /// Scratch folders that unfinished tries of other keys of the stage left, the newest first.
+    pub fn abandoned_scratch(&self, stage: &str, key: &Digest) -> Vec<PathBuf> {
+        let folder = self.root.join("work").join(stage);
+        let mut found: Vec<_> = names(&folder)
+            .into_iter()
+            .filter(|name| *name != key.to_string())
+            .map(|name| folder.join(name).join("scratch"))
+            .filter_map(|scratch| Some((fs_err::metadata(&scratch).ok()?.modified().ok()?, scratch)))
+            .collect();
+        found.sort_by(|a, b| b.cmp(a));
+        found.into_iter().map(|(_, scratch)| scratch).collect()
+    }
+
     pub(crate) fn work_path(&self, stage: &str, key: &Digest) -> PathBuf {
         self.root.join("work").join(stage).join(key.to_string())
     }
+}
+
+/// Names in a folder, sorted; none if it cannot be read.
+pub(crate) fn names(folder: &Path) -> Vec<String> {
+    let Ok(entries) = fs_err::read_dir(folder) else { return Vec::new() };
+    let mut names: Vec<String> = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok()).collect();
+    names.sort();
+    names
 }
 
 /// Removes a folder that may not be there.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use spec::glob::matches_any;
 
-use crate::{Cache, Digest, Error, Result};
+use crate::{Cache, Digest, Error, Memo, Result};
 
 /// A file of a source.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -42,11 +42,11 @@ impl Identity {
 /// State of a file, by which a remembered digest is believed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileStamp {
-    dev: u64,
-    ino: u64,
-    size: u64,
-    mtime: i128,
-    ctime: i128,
+    pub(crate) dev: u64,
+    pub(crate) ino: u64,
+    pub(crate) size: u64,
+    pub(crate) mtime: i128,
+    pub(crate) ctime: i128,
 }
 
 impl FileStamp {
@@ -62,14 +62,20 @@ impl FileStamp {
             ctime: time(meta.ctime(), meta.ctime_nsec()),
         })
     }
+
+    /// Whether a digest that was remembered at `written` for a file in this state can be believed: a file that changed
+    /// just before may change again without a new stamp.
+    pub(crate) fn settled(&self, written: i128) -> bool {
+        self.ctime + RACY.as_nanos() as i128 <= written
+    }
 }
 
-/// A file that changed less than this long before its digest was remembered may change again without a new stamp.
-const RACY_NANOSECONDS: i128 = 50_000_000;
+/// Time stamps of files are no finer than this.
+pub(crate) const RACY: std::time::Duration = std::time::Duration::from_millis(50);
 
 type Known = BTreeMap<String, (FileStamp, Digest)>;
 
-impl Cache {
+impl Memo {
     /// Identity of the files under `path` that match `globs`, or of `path` itself if it is a file.
     pub fn identify(&self, path: &Path, globs: &[String]) -> Result<Identity> {
         let meta = match fs_err::metadata(path) {
@@ -92,7 +98,7 @@ impl Cache {
 
         // Asked by inode, so that a renamed folder is known at once.
         let question = json!({"dev": meta.dev(), "ino": meta.ino(), "globs": globs});
-        let written = FileStamp::of(&self.memo_path("files", &question)).map_or(i128::MIN, |stamp| stamp.mtime);
+        let written = self.written("files", &question);
         let known: Known = self.recall("files", &question).unwrap_or_default();
         let mut now = Known::new();
         let mut hashed = false;
@@ -100,7 +106,7 @@ impl Cache {
             let full = root.join(&file);
             let stamp = FileStamp::of(&full)?;
             let digest = match known.get(&file) {
-                Some((seen, digest)) if *seen == stamp && stamp.ctime + RACY_NANOSECONDS < written => *digest,
+                Some((seen, digest)) if *seen == stamp && stamp.settled(written) => *digest,
                 _ => {
                     hashed = true;
                     Digest::of_file(&full)?
@@ -109,18 +115,24 @@ impl Cache {
             now.insert(file, (stamp, digest));
         }
         if hashed || now.len() != known.len() {
-            self.remember("files", &question, &now)?;
+            self.remember("files", &question, &now);
         }
         let entries = now.into_iter().map(|(path, (_, digest))| Entry { path, digest: digest.to_string() }).collect();
         Ok(Identity::of_entries(entries))
     }
+}
+
+impl Cache {
+    /// See [`Memo::identify`].
+    pub fn identify(&self, path: &Path, globs: &[String]) -> Result<Identity> {
+        self.memo.identify(path, globs)
+    }
 
     /// Keeps the list of files behind an identity, so that a later change can be told file by file.
-    pub fn keep_entries(&self, identity: &Identity) -> Result<()> {
+    pub fn keep_entries(&self, identity: &Identity) {
         let question = json!(identity.digest);
-        match self.recall::<Vec<Entry>>("trees", &question) {
-            Some(_) => Ok(()),
-            None => self.remember("trees", &question, &identity.entries),
+        if self.recall::<Vec<Entry>>("trees", &question).is_none() {
+            self.remember("trees", &question, &identity.entries);
         }
     }
 

@@ -6,6 +6,8 @@
 //! work/<stage>/<key>/{out,scratch} work in progress; becomes the artifact by one rename
 //! runs/<recipe>/<n>/run.json       what ran, why, how long
 //! locks/<stage>-<key>.lock         one maker per key
+//! live/<pid>-…                     what running commands have looked up, kept from collection
+//! quarantine/<digest>              damaged files, moved aside
 //! memo/…                           answers that are cheap to lose: identities of files, of programs, of Hub revisions
 //! ```
 
@@ -13,16 +15,21 @@ mod cache;
 mod digest;
 mod error;
 mod identity;
+mod integrity;
+mod live;
+mod lock;
 mod manifest;
 mod memo;
 mod publish;
 mod runs;
 
-pub use cache::{Artifact, Cache, Lock, Lookup, Staging};
+pub use cache::{Artifact, Cache, Lookup, Staging};
 pub use digest::{Digest, canonical_json};
 pub use error::Error;
 pub use identity::{Entry, FileStamp, Identity, files_matching};
+pub use lock::Lock;
 pub use manifest::{FileRecord, InputRecord, Manifest, Material, SCHEMA, SourceRecord};
+pub use memo::Memo;
 pub use publish::Finished;
 pub use runs::{RunFolder, replace_link};
 

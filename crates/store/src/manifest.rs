@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::Digest;
 
 /// Version of the manifest and of the key's material; part of every key.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// All that a result depends on, readable. Its digest is the key. Has no path, host, user, time, thread count or device.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -102,6 +102,9 @@ pub struct Manifest {
     pub warnings: Vec<String>,
     /// How long it took to make.
     pub seconds: f64,
+    /// Digest of all the above, so that a flipped bit is no news; schema 1 had none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seal: Option<Digest>,
 }
 
 impl Manifest {
@@ -109,6 +112,19 @@ impl Manifest {
     pub fn digest_of(files: &[FileRecord]) -> Digest {
         let list: Vec<_> = files.iter().map(|file| (&file.path, (!file.measured).then_some(&file.digest))).collect();
         Digest::of_json(&json!(list))
+    }
+
+    /// With its seal.
+    #[must_use]
+    pub(crate) fn sealed(mut self) -> Self {
+        self.seal = None;
+        self.seal = Some(Digest::of_json(&json!(self)));
+        self
+    }
+
+    /// Whether it is as it was written.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.schema < 2 || self.seal == self.clone().sealed().seal
     }
 
     /// Sum of the files' sizes.

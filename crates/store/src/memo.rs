@@ -1,40 +1,95 @@
-//! Small remembered answers. Losing one costs time; a damaged one counts as lost.
+//! Small remembered answers. Losing one costs time; a damaged one counts as lost, and one that cannot be written is not
+//! remembered.
 
-use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::{Cache, Digest, Result};
+use crate::publish::write_whole;
+use crate::{Digest, FileStamp};
 
-impl Cache {
+/// A folder of answers; stages are given it, too.
+#[derive(Debug, Clone)]
+pub struct Memo {
+    folder: PathBuf,
+}
+
+impl Memo {
+    /// The answers in `folder`, which need not exist.
+    pub fn at(folder: &Path) -> Self {
+        Self { folder: folder.to_owned() }
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
     /// The answer remembered for `question`, if any.
     pub fn recall<T: DeserializeOwned>(&self, kind: &str, question: &Value) -> Option<T> {
-        serde_json::from_slice(&fs_err::read(self.memo_path(kind, question)).ok()?).ok()
+        let bytes = fs_err::read(self.path(kind, question)).ok()?;
+        // A bit that flipped in an answer would be a wrong key: the first line is the digest of the rest.
+        let (digest, body) = (bytes.get(..64)?, bytes.get(65..)?);
+        (digest == Digest::of_bytes(body).to_string().as_bytes()).then(|| serde_json::from_slice(body).ok())?
     }
 
-    /// Remembers an answer.
-    pub fn remember(&self, kind: &str, question: &Value, answer: &impl Serialize) -> Result<()> {
-        let bytes = serde_json::to_vec(answer).map_err(std::io::Error::from)?;
-        self.write_atomically(&self.memo_path(kind, question), &bytes)
+    /// Remembers an answer, if the disk lets it. It is not forced to the disk: after a power failure it may be lost.
+    pub fn remember(&self, kind: &str, question: &Value, answer: &impl Serialize) {
+        let Ok(body) = serde_json::to_vec(answer) else { return };
+        let mut bytes = Digest::of_bytes(&body).to_string().into_bytes();
+        bytes.push(b'\n');
+        bytes.extend(body);
+        // Another question next time, no more.
+        let _ = write_whole(&self.path(kind, question), &bytes, false);
     }
 
-    pub(crate) fn memo_path(&self, kind: &str, question: &Value) -> PathBuf {
-        self.root().join("memo").join(kind).join(format!("{}.json", Digest::of_json(question)))
+    /// When an answer was remembered, in the file system's time; long ago if there is none.
+    pub(crate) fn written(&self, kind: &str, question: &Value) -> i128 {
+        FileStamp::of(&self.path(kind, question)).map_or(i128::MIN, |stamp| stamp.mtime)
     }
 
-    /// Writes a whole file or nothing.
-    pub(crate) fn write_atomically(&self, path: &std::path::Path, bytes: &[u8]) -> Result<()> {
-        let folder = path.parent().unwrap_or(self.root());
-        fs_err::create_dir_all(folder)?;
-        // Readable by all, as far as the umask allows: a team may share a cache.
-        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o644);
-        let mut file = tempfile::Builder::new().permissions(mode).tempfile_in(folder)?;
-        file.write_all(bytes)?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
+    fn path(&self, kind: &str, question: &Value) -> PathBuf {
+        self.folder.join(kind).join(format!("{}.json", Digest::of_json(question)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_flipped_bit_anywhere_is_a_lost_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let memo = Memo::at(folder.path());
+        let question = json!("steps?");
+        memo.remember("check", &question, &json!({"steps": 8}));
+        let path = memo.path("check", &question);
+        let good = fs_err::read(&path).unwrap();
+        assert_eq!(memo.recall::<Value>("check", &question), Some(json!({"steps": 8})));
+        for bit in 0..8 * good.len() {
+            // The line break between digest and answer says nothing.
+            if bit / 8 == 64 {
+                continue;
+            }
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            fs_err::write(&path, bad).unwrap();
+            assert_eq!(memo.recall::<Value>("check", &question), None, "bit {bit}");
+        }
+        fs_err::write(&path, &good[..20]).unwrap();
+        assert_eq!(memo.recall::<Value>("check", &question), None);
+    }
+
+    #[test]
+    fn a_memo_that_cannot_be_written_is_no_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        fs_err::write(folder.path().join("memo"), "a file in the way").unwrap();
+        let memo = Memo::at(&folder.path().join("memo"));
+        memo.remember("check", &json!(1), &2);
+        assert_eq!(memo.recall::<u32>("check", &json!(1)), None);
     }
 }

@@ -1,6 +1,7 @@
 //! From a work folder to an artifact: hash, link, manifest last, one rename.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -64,8 +65,11 @@ impl Cache {
             summary: finished.summary,
             warnings: finished.warnings,
             seconds: finished.seconds,
-        };
+            seal: None,
+        }
+        .sealed();
         let target = self.artifact_path(&stage, &key);
+        let _held = self.live.as_ref().map(|live| live.pin(&stage, &key));
         let kept = match self.artifact(&stage, &key) {
             Lookup::Hit(old) if old.manifest.digest == manifest.digest => Some(*old),
             Lookup::Hit(_) | Lookup::Absent | Lookup::Broken(_) => None,
@@ -74,12 +78,13 @@ impl Cache {
             old
         } else {
             let text = serde_json::to_vec_pretty(&manifest).map_err(std::io::Error::from)?;
-            self.write_atomically(&staging.out.join(MANIFEST), &text)?;
+            write_whole(&staging.out.join(MANIFEST), &text, true)?;
             sync_folder(&staging.out)?;
             self.move_into_place(&staging.out, &target, &self.work_path(&stage, &key).join("replaced"))?;
             Artifact { path: target, manifest }
         };
         remove_tree(&self.work_path(&stage, &key))?;
+        self.note_published(&artifact);
         Ok(artifact)
     }
 
@@ -165,7 +170,7 @@ impl Cache {
         Ok((meta.len(), digest))
     }
 
-    fn object_path(&self, digest: &Digest) -> PathBuf {
+    pub(crate) fn object_path(&self, digest: &Digest) -> PathBuf {
         let name = digest.to_string();
         self.root().join("objects").join(&name[..2]).join(name)
     }
@@ -189,7 +194,7 @@ fn own(real: &Path, path: &Path) -> Result<bool> {
 }
 
 /// Makes `to` a hard link of `from`. Objects only save space: a file system without links keeps two files.
-fn replace_by_link(from: &Path, to: &Path) {
+pub(crate) fn replace_by_link(from: &Path, to: &Path) {
     let name = format!("{}.linking-{}", to.file_name().unwrap_or_default().to_string_lossy(), std::process::id());
     let beside = to.with_file_name(name);
     if fs_err::hard_link(from, &beside).is_ok() {
@@ -198,6 +203,21 @@ fn replace_by_link(from: &Path, to: &Path) {
         let _ = fs_err::rename(&beside, to);
         let _ = fs_err::remove_file(&beside);
     }
+}
+
+/// Writes a whole file or nothing; `durable` survives a power failure.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8], durable: bool) -> Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs_err::create_dir_all(folder)?;
+    // Readable by all, as far as the umask allows: a team may share a cache.
+    let mode = PermissionsExt::from_mode(0o644);
+    let mut file = tempfile::Builder::new().permissions(mode).tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    if durable {
+        file.as_file().sync_all()?;
+    }
+    file.persist(path).map_err(|error| error.error)?;
+    Ok(())
 }
 
 fn sync_folder(path: &Path) -> Result<()> {
@@ -233,192 +253,4 @@ fn list(folder: &Path, prefix: &str, paths: &mut Vec<String>) -> Result<()> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn material(n: u32) -> Material {
-        Material {
-            schema: SCHEMA,
-            stage: "demo".to_owned(),
-            version: 1,
-            parameters: json!({ "n": n }),
-            sources: BTreeMap::new(),
-            inputs: BTreeMap::new(),
-        }
-    }
-
-    fn make(cache: &Cache, n: u32, write: impl FnOnce(&Path)) -> Result<Artifact> {
-        let material = material(n);
-        let _lock = cache.try_lock("demo", &material.key())?.unwrap();
-        let staging = cache.stage_work("demo", &material.key(), false)?;
-        write(&staging.out);
-        cache.publish(
-            &staging,
-            Finished {
-                kind: "things".to_owned(),
-                material,
-                sources: BTreeMap::new(),
-                inputs: BTreeMap::new(),
-                measured: vec!["clock".to_owned()],
-                ledger: json!({"in": 0, "out": 0, "rejected": 0, "held": 0}),
-                info: Value::Null,
-                summary: String::new(),
-                warnings: Vec::new(),
-                seconds: 0.0,
-            },
-        )
-    }
-
-    fn cache() -> (tempfile::TempDir, Cache) {
-        let folder = tempfile::tempdir().unwrap();
-        let cache = Cache::open(&folder.path().join("cache")).unwrap();
-        (folder, cache)
-    }
-
-    fn two_files(out: &Path) {
-        fs_err::create_dir(out.join("sub")).unwrap();
-        fs_err::write(out.join("a"), "same").unwrap();
-        fs_err::write(out.join("sub/b"), "same").unwrap();
-    }
-
-    #[test]
-    fn what_is_published_is_found_whole_and_stored_once() {
-        let (_folder, cache) = cache();
-        let artifact = make(&cache, 1, two_files).unwrap();
-        let Lookup::Hit(found) = cache.artifact("demo", &material(1).key()) else { panic!("not found") };
-        assert_eq!(found.manifest, artifact.manifest);
-        assert_eq!(found.manifest.files.iter().map(|f| f.path.as_str()).collect::<Vec<_>>(), ["a", "sub/b"]);
-        let inode = |path: &str| fs_err::metadata(artifact.path.join(path)).unwrap().ino();
-        assert_eq!(inode("a"), inode("sub/b"));
-        assert!(!cache.work_path("demo", &material(1).key()).exists());
-    }
-
-    #[test]
-    fn measurements_do_not_count_for_the_digest() {
-        let (_folder, cache) = cache();
-        let at = |seconds: &'static str| {
-            move |out: &Path| {
-                two_files(out);
-                fs_err::write(out.join("clock"), seconds).unwrap();
-            }
-        };
-        let (one, two) = (make(&cache, 1, at("1.0")).unwrap(), make(&cache, 2, at("2.0")).unwrap());
-        assert_eq!(one.manifest.digest, two.manifest.digest);
-        assert_ne!(one.manifest.files, two.manifest.files);
-    }
-
-    #[test]
-    fn names_that_already_are_one_file_leave_nothing_behind() {
-        let (_folder, cache) = cache();
-        let artifact = make(&cache, 1, |out| {
-            two_files(out);
-            fs_err::hard_link(out.join("a"), out.join("sub/c")).unwrap();
-        })
-        .unwrap();
-        let (mut there, mut recorded) = (Vec::new(), vec!["a", "sub/b", "sub/c"]);
-        list(&artifact.path, "", &mut there).unwrap();
-        there.sort();
-        recorded.sort_unstable();
-        assert_eq!(there, recorded);
-    }
-
-    #[test]
-    fn equal_results_have_equal_digests_whatever_was_asked() {
-        let (_folder, cache) = cache();
-        let one = make(&cache, 1, two_files).unwrap();
-        let two = make(&cache, 2, two_files).unwrap();
-        assert_eq!(one.manifest.digest, two.manifest.digest);
-        assert_ne!(one.manifest.key, two.manifest.key);
-        let three = make(&cache, 3, |out| fs_err::write(out.join("a"), "other").unwrap()).unwrap();
-        assert_ne!(three.manifest.digest, one.manifest.digest);
-    }
-
-    #[test]
-    fn damage_is_a_miss_with_a_reason_and_is_repaired() {
-        let (_folder, cache) = cache();
-        let artifact = make(&cache, 1, two_files).unwrap();
-        let key = material(1).key();
-        fs_err::remove_file(artifact.path.join("a")).unwrap();
-        assert!(matches!(cache.artifact("demo", &key), Lookup::Broken(why) if why == "`a` is missing"));
-        make(&cache, 1, two_files).unwrap();
-        assert!(matches!(cache.artifact("demo", &key), Lookup::Hit(_)));
-
-        let manifest = artifact.path.join(MANIFEST);
-        let text = fs_err::read_to_string(&manifest).unwrap().replace("\"n\": 1", "\"n\": 2");
-        fs_err::write(&manifest, text).unwrap();
-        assert!(
-            matches!(cache.artifact("demo", &key), Lookup::Broken(why) if why == "its manifest contradicts itself")
-        );
-        fs_err::write(&manifest, "{").unwrap();
-        assert!(matches!(cache.artifact("demo", &key), Lookup::Broken(_)));
-    }
-
-    #[test]
-    fn a_damaged_object_is_not_shared() {
-        let (_folder, cache) = cache();
-        make(&cache, 1, two_files).unwrap();
-        let object = cache.object_path(&Digest::of_bytes(b"same"));
-        fs_err::remove_file(&object).unwrap();
-        fs_err::write(&object, "SAME").unwrap();
-        let artifact = make(&cache, 2, two_files).unwrap();
-        assert_eq!(fs_err::read_to_string(artifact.path.join("a")).unwrap(), "same");
-        assert_eq!(fs_err::read_to_string(&object).unwrap(), "same");
-    }
-
-    #[test]
-    fn what_is_linked_in_is_our_own_afterwards() {
-        let (folder, cache) = cache();
-        let outside = folder.path().join("weights");
-        fs_err::write(&outside, "weights").unwrap();
-        let artifact = make(&cache, 1, |out| {
-            std::os::unix::fs::symlink(&outside, out.join("soft")).unwrap();
-            fs_err::hard_link(&outside, out.join("hard")).unwrap();
-        })
-        .unwrap();
-        // Overwritten in place, as many programs save.
-        fs_err::write(&outside, "other..").unwrap();
-        for name in ["soft", "hard"] {
-            assert_eq!(fs_err::read_to_string(artifact.path.join(name)).unwrap(), "weights", "{name}");
-        }
-        assert!(fs_err::metadata(&outside).unwrap().permissions().mode() & 0o200 != 0, "it is still the user's");
-    }
-
-    #[test]
-    fn a_blob_of_the_hub_is_shared_not_copied() {
-        let (folder, cache) = cache();
-        let blob = folder.path().join("models--a--b/blobs/0123");
-        fs_err::create_dir_all(blob.parent().unwrap()).unwrap();
-        fs_err::write(&blob, "weights").unwrap();
-        let artifact = make(&cache, 1, |out| std::os::unix::fs::symlink(&blob, out.join("w")).unwrap()).unwrap();
-        let inode = |path: &Path| fs_err::metadata(path).unwrap().ino();
-        assert_eq!(inode(&artifact.path.join("w")), inode(&blob));
-    }
-
-    #[test]
-    fn a_link_to_nothing_is_refused_and_nothing_is_visible() {
-        let (_folder, cache) = cache();
-        let error = make(&cache, 1, |out| std::os::unix::fs::symlink("gone", out.join("w")).unwrap()).unwrap_err();
-        assert_eq!(error.to_string(), "`w` in the result is a link to nothing, which cannot be published");
-        assert!(matches!(cache.artifact("demo", &material(1).key()), Lookup::Absent));
-    }
-
-    #[test]
-    fn there_is_one_maker_per_key() {
-        let (_folder, cache) = cache();
-        let first = cache.try_lock("demo", &material(1).key()).unwrap();
-        assert!(first.is_some());
-        assert!(cache.try_lock("demo", &material(1).key()).unwrap().is_none());
-        assert!(cache.try_lock("demo", &material(2).key()).unwrap().is_some());
-        drop(first);
-        assert!(cache.try_lock("demo", &material(1).key()).unwrap().is_some());
-    }
-
-    #[test]
-    fn a_cache_of_another_format_is_refused() {
-        let (folder, cache) = cache();
-        fs_err::write(cache.root().join("format"), "9").unwrap();
-        assert!(matches!(Cache::open(&folder.path().join("cache")), Err(Error::Format { found, .. }) if found == "9"));
-    }
-}
+pub(crate) mod tests;

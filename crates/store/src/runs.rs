@@ -4,8 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use crate::{Cache, Result};
+use crate::publish::write_whole;
+use crate::{Cache, Digest, Result};
 
 /// Folder of one run.
 #[derive(Debug, Clone)]
@@ -45,19 +47,33 @@ impl Cache {
         numbers
     }
 
-    /// Records of a recipe's runs, newest first; unreadable ones are left out.
-    pub fn run_records<T: DeserializeOwned>(&self, recipe: &str) -> impl Iterator<Item = T> {
-        let folder = self.root().join("runs").join(recipe);
-        let numbers = self.run_numbers(recipe).into_iter().rev();
-        numbers.filter_map(move |number| {
-            serde_json::from_slice(&fs_err::read(folder.join(number.to_string()).join("run.json")).ok()?).ok()
-        })
+    /// Recipes that have runs, sorted.
+    pub fn recipes(&self) -> Vec<String> {
+        crate::cache::names(&self.root().join("runs"))
     }
 
-    /// Writes a run's record, whole or not at all.
+    /// Record of one run, unless it cannot be read or is damaged.
+    pub fn run_record<T: DeserializeOwned>(&self, recipe: &str, number: u64) -> Option<T> {
+        let path = self.root().join("runs").join(recipe).join(number.to_string()).join("run.json");
+        let mut record: Value = serde_json::from_slice(&fs_err::read(path).ok()?).ok()?;
+        let seal = record.as_object_mut()?.remove("seal")?;
+        (seal == Value::from(Digest::of_json(&record).to_string())).then(|| serde_json::from_value(record).ok())?
+    }
+
+    /// Records of a recipe's runs, newest first; unreadable ones are left out.
+    pub fn run_records<T: DeserializeOwned>(&self, recipe: &str) -> impl Iterator<Item = T> {
+        self.run_numbers(recipe).into_iter().rev().filter_map(|number| self.run_record(recipe, number))
+    }
+
+    /// Writes a run's record, whole or not at all. It is not forced to the disk: no result depends on it.
     pub fn write_run_record(&self, run: &RunFolder, record: &impl Serialize) -> Result<()> {
-        let text = serde_json::to_vec_pretty(record).map_err(std::io::Error::from)?;
-        self.write_atomically(&run.path.join("run.json"), &text)
+        let mut record = serde_json::to_value(record).map_err(std::io::Error::from)?;
+        let seal = Digest::of_json(&record).to_string();
+        if let Value::Object(fields) = &mut record {
+            fields.insert("seal".to_owned(), seal.into());
+        }
+        let text = serde_json::to_vec_pretty(&record).map_err(std::io::Error::from)?;
+        write_whole(&run.path.join("run.json"), &text, false)
     }
 }
 
@@ -82,9 +98,14 @@ mod tests {
         for expected in 1..=3 {
             let run = cache.new_run("tarot").unwrap();
             assert_eq!(run.number, expected);
-            cache.write_run_record(&run, &expected).unwrap();
+            cache.write_run_record(&run, &serde_json::json!({"n": expected})).unwrap();
         }
-        assert_eq!(cache.run_records::<u64>("tarot").collect::<Vec<_>>(), [3, 2, 1]);
+        let numbers = || cache.run_records::<Value>("tarot").map(|record| record["n"].clone()).collect::<Vec<_>>();
+        assert_eq!(numbers(), [3, 2, 1]);
+        let path = cache.root().join("runs/tarot/2/run.json");
+        let text = fs_err::read_to_string(&path).unwrap().replace("\"n\": 2", "\"n\": 3");
+        fs_err::write(&path, text).unwrap();
+        assert_eq!(numbers(), [3, 1], "a record whose bits flipped is no record");
         assert_eq!(fs_err::read_link(cache.root().join("runs/tarot/latest")).unwrap(), Path::new("3"));
     }
 }
