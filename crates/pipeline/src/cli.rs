@@ -10,8 +10,9 @@ use stage::Exit;
 
 use crate::error::{Error, Result};
 use crate::selection::{Request, Selection};
-use crate::workspace::{Options, Workspace};
-use crate::{execute, plan, show, sql};
+use crate::workspace::{Options, Workspace, cache_folder};
+use crate::{clock, collect, execute, plan, show, sql, verify};
+use store::Cache;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -48,6 +49,10 @@ enum Command {
     Sql(SqlArgs),
     /// Show the current artifacts of a recipe, or of one of its stages in full
     Show(ShowArgs),
+    /// Read every file of a recipe's artifacts again, or of the whole cache
+    Verify(VerifyArgs),
+    /// Free the space of artifacts that no kept run reaches
+    Gc(GcArgs),
     #[command(external_subcommand)]
     Stage(Vec<OsString>),
 }
@@ -101,6 +106,9 @@ struct RunArgs {
     /// Run these stages (or all that are selected) although they are cached; what follows runs if their result differs
     #[arg(long, value_name = "STAGE", value_delimiter = ',', num_args = 0..)]
     force: Option<Vec<String>>,
+    /// Read every cached file again, and rebuild what is damaged, however long that takes
+    #[arg(long)]
+    repair: bool,
 }
 
 #[derive(Debug, Args)]
@@ -120,6 +128,40 @@ struct ShowArgs {
     common: Common,
     /// Show this stage in full
     stage: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct VerifyArgs {
+    /// Recipe; without one, all artifacts of the cache are read
+    recipe: Option<PathBuf>,
+    /// Cache folder [default: $PIPELINE_CACHE or .pipeline]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Print JSON lines
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
+struct GcArgs {
+    /// Cache folder [default: $PIPELINE_CACHE or .pipeline]
+    #[arg(long, value_name = "DIR")]
+    cache: Option<PathBuf>,
+    /// Newest runs of each recipe whose artifacts are kept
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    keep_runs: usize,
+    /// Remove only what was not used for this long, such as 30d or 12h
+    #[arg(long, value_name = "AGE", value_parser = clock::duration)]
+    older_than: Option<std::time::Duration>,
+    /// Remove only until the cache takes no more than this, such as 200GB; what is longest unused goes first
+    #[arg(long, value_name = "SIZE", value_parser = clock::bytes)]
+    max_size: Option<u64>,
+    /// Say what would go, and remove nothing
+    #[arg(long, short = 'n')]
+    dry_run: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
 }
 
 /// `pipeline STAGE RECIPE`.
@@ -185,6 +227,16 @@ fn dispatch(command: Command) -> Result<()> {
             let workspace = Workspace::open(options(&args.common, None))?;
             show::print(&workspace, args.stage.as_deref(), args.common.json)
         }
+        Command::Verify(VerifyArgs { recipe: None, cache, json }) => {
+            verify::cache(&Cache::open(&cache_folder(cache.as_deref()))?.hold(), json)
+        }
+        Command::Verify(VerifyArgs { recipe: Some(recipe), cache, json }) => {
+            verify::recipe(&Workspace::open(Options { recipe, cache, ..Options::default() })?, json)
+        }
+        Command::Gc(GcArgs { cache, keep_runs, older_than, max_size, dry_run, json }) => {
+            let request = collect::Request { keep_runs, older_than, max_size, dry_run };
+            collect::print(&cache_folder(cache.as_deref()), &request, json)
+        }
         Command::Stage(args) => one_stage(&args),
     }
 }
@@ -198,11 +250,13 @@ fn options(common: &Common, resources: Option<&Resources>) -> Options {
         device: resources.and_then(|resources| resources.device.clone()),
         threads: resources.and_then(|resources| resources.threads).map(|threads| threads as usize),
         update: common.update,
+        repair: false,
     }
 }
 
 fn open_run(args: RunArgs) -> Result<(Workspace, Selection, bool)> {
-    let workspace = Workspace::open(options(&args.common, Some(&args.resources)))?;
+    let options = Options { repair: args.repair, ..options(&args.common, Some(&args.resources)) };
+    let workspace = Workspace::open(options)?;
     let request = Request {
         from: args.from,
         until: args.until,
@@ -259,7 +313,7 @@ fn one_stage(args: &[OsString]) -> Result<()> {
     execute::run(&workspace, &selection, parsed.common.json)
 }
 
-const OWN_COMMANDS: &[&str] = &["run", "plan", "sql", "show"];
+const OWN_COMMANDS: &[&str] = &["run", "plan", "sql", "show", "verify", "gc"];
 
 fn unknown_command<'a>(verb: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
     Error::usage(format!("`{verb}` is neither a command nor a stage"), suggest::help(verb, known))

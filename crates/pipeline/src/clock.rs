@@ -1,12 +1,53 @@
 //! The time, for records and people only; it reaches no key and no artifact's digest.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Now, as `2026-11-30T11:06:05Z`.
-#[expect(clippy::disallowed_methods, reason = "records say when something ran; no key and no result does")]
 pub(crate) fn now() -> String {
-    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let seconds = system().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     utc(seconds)
+}
+
+/// Now, for the ages of files.
+#[expect(clippy::disallowed_methods, reason = "records say when something ran; no key and no result does")]
+pub(crate) fn system() -> SystemTime {
+    SystemTime::now()
+}
+
+/// Reads `30d`, `12h`, `45min`, `90s`.
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = split(text);
+    let seconds = match unit {
+        "d" => 86_400,
+        "h" => 3_600,
+        "min" => 60,
+        "s" => 1,
+        _ => return Err("write an age such as `30d`, `12h`, `45min` or `90s`".to_owned()),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("`{number}` is not a whole number"))?;
+    Ok(Duration::from_secs(number.saturating_mul(seconds)))
+}
+
+/// Reads `500MB`, `1.5 GB`, `2TB` or a number of bytes.
+pub(crate) fn bytes(text: &str) -> Result<u64, String> {
+    let (number, unit) = split(text);
+    let factor = match unit {
+        "" | "B" => 1e0,
+        "kB" | "KB" => 1e3,
+        "MB" => 1e6,
+        "GB" => 1e9,
+        "TB" => 1e12,
+        _ => return Err("write a size such as `500MB`, `20GB` or `2TB`".to_owned()),
+    };
+    match number.parse::<f64>() {
+        Ok(number) if number >= 0.0 => Ok((number * factor) as u64),
+        Ok(_) | Err(_) => Err(format!("`{number}` is not a number")),
+    }
+}
+
+fn split(text: &str) -> (&str, &str) {
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    (&text[..at], text[at..].trim())
 }
 
 /// Seconds since 1970 as UTC. The date is Howard Hinnant's `civil_from_days`.
@@ -61,6 +102,15 @@ mod tests {
         assert_eq!(utc(951_782_399), "2000-02-28T23:59:59Z");
         assert_eq!(utc(951_782_400), "2000-02-29T00:00:00Z");
         assert_eq!(utc(1_735_689_599), "2024-12-31T23:59:59Z");
+    }
+
+    #[test]
+    fn ages_and_sizes_are_read_as_people_write_them() {
+        assert_eq!(duration("30d"), Ok(Duration::from_secs(30 * 86_400)));
+        assert_eq!(duration("45 min"), Ok(Duration::from_secs(2_700)));
+        assert!(duration("3 weeks").is_err() && duration("1.5h").is_err() && duration("").is_err());
+        assert_eq!((bytes("1.5 GB"), bytes("12"), bytes("20MB")), (Ok(1_500_000_000), Ok(12), Ok(20_000_000)));
+        assert!(bytes("GB").is_err() && bytes("1 GiB").is_err());
     }
 
     #[test]

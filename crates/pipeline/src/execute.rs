@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use spec::{Mistake, Problem};
-use stage::{CONTRACT, Exit, RunRequest};
-use store::{Artifact, Digest, Finished, InputRecord, Lock, Lookup, Material, RunFolder, SourceRecord};
+use stage::Exit;
+use store::{Artifact, Digest, Finished, InputRecord, Lock, Lookup, Manifest, Material, RunFolder, SourceRecord};
 
 use crate::clock;
 use crate::error::{Error, Result};
@@ -15,14 +15,17 @@ use crate::links;
 use crate::plan::{State, judge, left_out, states};
 use crate::progress::Reporter;
 use crate::record::{self, RunRecord, StageRecord, Status};
+use crate::request;
 use crate::selection::Selection;
 use crate::signals::Interrupt;
 use crate::sources::unchanged;
 use crate::spawn;
 use crate::workspace::{Prepared, Workspace};
 
-/// Earlier artifacts that a stage is offered for reuse of single items.
-const PREVIOUS: usize = 8;
+/// What took longer than this to make is rebuilt only when asked for.
+const DEAR_SECONDS: f64 = 600.0;
+/// Input that is found damaged when it is about to be read is rebuilt so many times in one run.
+const REPAIRS: usize = 3;
 /// Lines of a log that a report of a failure shows.
 const LOG_LINES: usize = 12;
 
@@ -35,6 +38,8 @@ struct Run<'a> {
     /// Made when the first stage runs: a run that does nothing leaves no record.
     folder: Option<RunFolder>,
     began: Instant,
+    /// An input was damaged and stepped aside: what made it must run first.
+    damaged: bool,
 }
 
 /// Runs what must run; `Ok` means that every selected stage's artifact is there.
@@ -59,8 +64,15 @@ pub(crate) fn run(workspace: &Workspace, selection: &Selection, json: bool) -> R
         },
         folder: None,
         began,
+        damaged: false,
     };
-    let result = run.stages(selection, &stages);
+    let mut result = run.stages(selection, &stages);
+    for _ in 0..REPAIRS {
+        if !std::mem::take(&mut run.damaged) {
+            break;
+        }
+        result = run.stages(selection, &stages);
+    }
     let exit = result.as_ref().map_or_else(|error| error.exit, |()| Exit::Ok);
     run.record.exit = Some(exit.code());
     run.save()?;
@@ -83,7 +95,12 @@ impl Run<'_> {
                     cached += 1;
                     *artifact
                 }
-                State::ToRun { material, reason } => match self.make(stage, &material, &reason, &made, forced)? {
+                State::ToRun { reason, lost: Some(seconds), .. }
+                    if seconds >= DEAR_SECONDS && !self.workspace.options.repair =>
+                {
+                    return Err(dear(name, &reason, seconds));
+                }
+                State::ToRun { material, reason, .. } => match self.make(stage, &material, &reason, &made, forced)? {
                     (artifact, true) => {
                         ran += 1;
                         made.insert(name.clone(), artifact);
@@ -100,6 +117,7 @@ impl Run<'_> {
                 }
             };
             let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
+            self.workspace.cache.touch(name, &artifact.manifest.key, clock::system());
             let rows = artifact.manifest.ledger.get("out").and_then(Value::as_u64).unwrap_or(0);
             self.reporter.cached(name, rows, &link, &artifact.manifest.key);
             self.note(stage, Status::Cached, "cached", artifact.manifest.key, Some(artifact.manifest.digest));
@@ -119,10 +137,11 @@ impl Run<'_> {
         forced: bool,
     ) -> Result<(Artifact, bool)> {
         let (cache, name, key) = (&self.workspace.cache, &stage.node.name, material.key());
-        let (_lock, waited) = self.lock(name, &key)?;
+        let (lock, waited) = self.lock(name, &key)?;
         if let (Lookup::Hit(artifact), true) = (cache.artifact(name, &key), waited || !forced) {
             return Ok((*artifact, false));
         }
+        self.check_inputs(stage, made)?;
         self.reporter.begins(name, reason, &stage.device, &stage.checked.notes);
         self.note(stage, Status::Interrupted, reason, key, None);
         let folder = self.folder()?;
@@ -134,10 +153,10 @@ impl Run<'_> {
         let (runs, recipe) = (&self.workspace.runs, &self.workspace.recipe.name);
         self.reporter.fills(&staging.out, &links::point_running(runs, recipe, name, &staging.out)?);
         let log = folder.path.join(format!("{name}.log"));
-        let request = self.request(stage, &key, made, &staging);
+        let request = request::new(self.workspace, stage, &key, made, &staging, forced);
         let request_file = spawn::request_path(&staging.out);
         let reporter = &mut self.reporter;
-        let ended = spawn::run(&stage.program.path, &request, &request_file, &log, &self.interrupt, |event| {
+        let ended = spawn::run(&stage.program.path, &request, &request_file, &log, &lock, &self.interrupt, |event| {
             reporter.event(event);
         })?;
         let seconds = began.elapsed().as_secs_f64();
@@ -200,40 +219,21 @@ impl Run<'_> {
         Ok((artifact, true))
     }
 
-    fn request(
-        &self,
-        stage: &Prepared,
-        key: &Digest,
-        made: &BTreeMap<String, Artifact>,
-        staging: &store::Staging,
-    ) -> RunRequest {
-        let cache = &self.workspace.cache;
-        let name = &stage.node.name;
-        let previous = cache
-            .manifests(name)
-            .into_iter()
-            .filter(|manifest| manifest.key != *key && manifest.material.version == stage.description.version)
-            .filter(|manifest| matches!(cache.artifact(name, &manifest.key), Lookup::Hit(_)))
-            .take(PREVIOUS)
-            .map(|manifest| cache.artifact_path(name, &manifest.key))
-            .collect();
-        RunRequest {
-            contract: CONTRACT,
-            parameters: Value::Object(stage.table.clone()),
-            base_dir: self.workspace.recipe.base_dir.clone(),
-            sources: stage.sources.iter().map(|found| (found.name.clone(), found.resolved.clone())).collect(),
-            inputs: stage
-                .node
-                .inputs
-                .iter()
-                .filter_map(|(input, from)| Some((input.clone(), made.get(from)?.path.clone())))
-                .collect(),
-            output: staging.out.clone(),
-            scratch: staging.scratch.clone(),
-            previous,
-            device: stage.device.clone(),
-            threads: stage.threads,
+    /// Reads the artifacts that a stage is about to read, unless this run made or read them before: damage below the file
+    /// system leaves no trace in a file's stamp.
+    fn check_inputs(&mut self, stage: &Prepared, made: &BTreeMap<String, Artifact>) -> Result<()> {
+        for artifact in stage.node.inputs.values().filter_map(|from| made.get(from)) {
+            let Manifest { stage: from, key, .. } = &artifact.manifest;
+            let reason = match self.workspace.cache.verify(from, key) {
+                Lookup::Hit(_) => continue,
+                Lookup::Broken(reason) => reason,
+                Lookup::Absent => "it was removed".to_owned(),
+            };
+            self.damaged = true;
+            let text = format!("`{}` cannot use the artifact of `{from}`: {reason}", stage.node.name);
+            return Err(Error::new(Exit::Input, Mistake::new(text).help("run again to rebuild it")));
         }
+        Ok(())
     }
 
     /// Waits for the right to make a key; also says whether it had to wait.
@@ -357,6 +357,12 @@ fn verify(stage: &str, done: &spawn::Done) -> std::result::Result<(), Problem> {
         ledger.taken, ledger.out, ledger.rejected, ledger.held
     ))
     .help("this is a bug in the stage; nothing was published"))
+}
+
+/// A result that took long to make is lost: the user decides.
+fn dear(stage: &str, reason: &str, seconds: f64) -> Error {
+    let text = format!("`{stage}` took {} to make, and {reason}", clock::told(seconds));
+    Error::new(Exit::Input, Mistake::new(text).help("`--repair` makes it again; a copy of the cache may still have it"))
 }
 
 fn interrupted(help: String) -> Error {

@@ -2,6 +2,7 @@
 
 mod cli;
 mod clock;
+mod collect;
 mod error;
 mod execute;
 mod explain;
@@ -10,12 +11,14 @@ mod plan;
 mod programs;
 mod progress;
 mod record;
+mod request;
 mod selection;
 mod show;
 mod signals;
 mod sources;
 mod spawn;
 mod sql;
+mod verify;
 mod workspace;
 
 pub use cli::main;

@@ -18,8 +18,8 @@ use crate::workspace::{Prepared, Workspace};
 pub(crate) enum State {
     /// Nothing: the result is there.
     Cached { artifact: Box<Artifact> },
-    /// Run it.
-    ToRun { material: Material, reason: String },
+    /// Run it. `lost` is what an earlier artifact that is damaged took to make, in seconds.
+    ToRun { material: Material, reason: String, lost: Option<f64> },
     /// Not known before these stages ran.
     Waits { on: Vec<String> },
 }
@@ -50,11 +50,17 @@ pub(crate) fn judge(workspace: &Workspace, stage: &Prepared, made: &BTreeMap<Str
         inputs,
     };
     let cache = &workspace.cache;
-    let lookup = cache.artifact(&stage.node.name, &material.key());
+    let name = &stage.node.name;
+    let key = material.key();
+    let lookup = if workspace.options.repair { cache.verify(name, &key) } else { cache.artifact(name, &key) };
+    let mut lost = None;
     let reason = match lookup {
         Lookup::Hit(_) if forced => "forced".to_owned(),
         Lookup::Hit(artifact) => return State::Cached { artifact },
-        Lookup::Broken(why) => format!("the earlier artifact is damaged: {why}"),
+        Lookup::Broken(why) => {
+            lost = Some(cache.manifest(name, &key).ok().flatten().map_or(0.0, |manifest| manifest.seconds));
+            format!("the earlier artifact is damaged: {why}")
+        }
         Lookup::Absent => match last_made(cache, &workspace.recipe.name, &stage.node.name) {
             None => "no earlier artifact".to_owned(),
             Some((record, _)) if record.key == material.key() => "the earlier artifact was removed".to_owned(),
@@ -66,7 +72,7 @@ pub(crate) fn judge(workspace: &Workspace, stage: &Prepared, made: &BTreeMap<Str
             },
         },
     };
-    State::ToRun { material, reason }
+    State::ToRun { material, reason, lost }
 }
 
 /// The error of a stage that must not run here and is not there.
@@ -114,7 +120,7 @@ pub(crate) fn print(workspace: &Workspace, selection: &Selection, json: bool) ->
                 let text = format!("{rows} rows, {}", clock::size(artifact.manifest.bytes()));
                 ("cached", text, Some(artifact.manifest.key))
             }
-            State::ToRun { material, reason } => ("to run", reason.clone(), Some(material.key())),
+            State::ToRun { material, reason, .. } => ("to run", reason.clone(), Some(material.key())),
             State::Waits { on } => ("waits", format!("for {}", on.join(", ")), None),
         };
         to_run += usize::from(word != "cached");

@@ -93,7 +93,7 @@ impl Program {
                 node.name
             ));
         }
-        cache.remember("describe", &question, &description)?;
+        cache.remember("describe", &question, &description);
         Ok(description)
     }
 
@@ -108,7 +108,7 @@ impl Program {
         // A problem may vanish by itself, when a file that was missing appears: ask again next time.
         if checked.problems.is_empty() {
             let consulted = consulted(&checked, &request.base_dir);
-            cache.remember("check", &question, &CheckMemo { checked: checked.clone(), consulted })?;
+            cache.remember("check", &question, &CheckMemo { checked: checked.clone(), consulted });
         }
         Ok(checked)
     }

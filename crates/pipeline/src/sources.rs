@@ -74,7 +74,7 @@ impl<'a> Finder<'a> {
             commit
         } else {
             let commit = self.hub()?.resolve(&repo, source.revision.as_deref())?;
-            self.keep("hub-commits", &named, &commit.as_str());
+            self.cache.remember("hub-commits", &named, &commit.as_str());
             commit
         };
         let pinned = json!({"kind": source.kind, "location": source.location, "commit": commit.as_str()});
@@ -87,7 +87,7 @@ impl<'a> Finder<'a> {
                 .into_iter()
                 .map(|file| Entry { path: file.path, digest: file.identity })
                 .collect();
-            self.keep("hub-files", &pinned, &files);
+            self.cache.remember("hub-files", &pinned, &files);
             files
         };
         let counted: Vec<Entry> = files.into_iter().filter(|file| matches_any(&source.parts, &file.path)).collect();
@@ -96,11 +96,6 @@ impl<'a> Finder<'a> {
             return Err(hub::Error::Nothing { repo: repo.to_string(), globs, commit: commit.to_string() });
         }
         Ok((commit.to_string(), Identity::of_entries(counted)))
-    }
-
-    /// A memo that cannot be written costs another question next time, no more.
-    fn keep(&self, kind: &str, question: &serde_json::Value, answer: &impl serde::Serialize) {
-        let _ = self.cache.remember(kind, question, answer);
     }
 
     fn hub(&mut self) -> std::result::Result<&Hub, hub::Error> {

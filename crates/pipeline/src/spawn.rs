@@ -11,6 +11,7 @@ use std::time::Duration;
 use serde_json::Value;
 use spec::Problem;
 use stage::{Event, Exit, Ledger, RunRequest};
+use store::Lock;
 
 use crate::error::Result;
 use crate::programs::ended;
@@ -39,12 +40,13 @@ pub(crate) struct Ended {
     pub(crate) rejected: u64,
 }
 
-/// Runs a stage program to its end; `on_event` sees each event as it comes.
+/// Runs a stage program to its end; `on_event` sees each event as it comes. It holds `lock` as long as it lives.
 pub(crate) fn run(
     program: &Path,
     request: &RunRequest,
     request_file: &Path,
     log: &Path,
+    lock: &Lock,
     interrupt: &Interrupt,
     mut on_event: impl FnMut(&Event),
 ) -> Result<Ended> {
@@ -53,7 +55,7 @@ pub(crate) fn run(
     let started = Command::new(program)
         .args(["run", "--request"])
         .arg(request_file)
-        .stdin(Stdio::null())
+        .stdin(lock.as_stdin()?)
         .stdout(Stdio::piped())
         .stderr(Stdio::from(log_file.try_clone()?.into_parts().0))
         // Its own group: a terminal's ctrl-C comes to the runner alone, which passes it on once.

@@ -1,7 +1,7 @@
 //! A recipe, its graph and the cache, opened together; and each stage prepared: program asked, parameters checked.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 use spec::graph::{Kinds, Node};
@@ -26,6 +26,8 @@ pub(crate) struct Options {
     pub(crate) device: Option<String>,
     pub(crate) threads: Option<usize>,
     pub(crate) update: bool,
+    /// Read every file again, and rebuild what is damaged however long that takes.
+    pub(crate) repair: bool,
 }
 
 /// Recipe, graph and cache.
@@ -72,6 +74,12 @@ fn together<T: Sync, R: Send>(items: &[T], ask: impl Fn(&T) -> R + Sync) -> Vec<
     })
 }
 
+/// The cache: as asked, else `PIPELINE_CACHE`, else `.pipeline`.
+pub(crate) fn cache_folder(asked: Option<&Path>) -> PathBuf {
+    let of_environment = || std::env::var_os("PIPELINE_CACHE").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    asked.map(Path::to_owned).or_else(of_environment).unwrap_or_else(|| PathBuf::from(".pipeline"))
+}
+
 impl Workspace {
     pub(crate) fn open(options: Options) -> Result<Self> {
         let current = std::env::current_dir()?;
@@ -79,12 +87,7 @@ impl Workspace {
         let graph = Graph::find(&recipe.base_dir, &current, BUILT_IN_GRAPH)?;
         recipe.check_stages(&graph)?;
         let graph = graph.restricted_to(|stage| recipe.stages.contains_key(stage));
-        let folder = options
-            .cache
-            .clone()
-            .or_else(|| std::env::var_os("PIPELINE_CACHE").filter(|folder| !folder.is_empty()).map(PathBuf::from))
-            .unwrap_or_else(|| PathBuf::from(".pipeline"));
-        let cache = Cache::open(&folder)?;
+        let cache = Cache::open(&cache_folder(options.cache.as_deref()))?.hold();
         let runs = options.runs.clone().unwrap_or_else(|| PathBuf::from("runs"));
         Ok(Self { options, recipe, graph, cache, runs })
     }
@@ -189,7 +192,7 @@ impl Workspace {
             for source in &stage.checked.sources {
                 match finder.find(source, &self.recipe.base_dir) {
                     Ok(found) => {
-                        self.cache.keep_entries(&found.identity)?;
+                        self.cache.keep_entries(&found.identity);
                         stage.sources.push(found);
                     }
                     Err((exit, error)) => {

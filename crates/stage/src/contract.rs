@@ -42,7 +42,9 @@ pub struct Description {
     /// rerun that computes the same leaves everything below it cached.
     #[serde(default)]
     pub measured: Vec<String>,
-    /// Whether a killed run is continued from what it left in `output` and `scratch`; otherwise both are emptied first.
+    /// Whether a killed run is continued from what it left in `output` and `scratch`; otherwise both are emptied first. A
+    /// stage that is continued takes every file there for damaged until it has looked: only what a stage wrote under another
+    /// name and renamed is whole.
     pub resumable: bool,
     /// Devices it can use: `cpu`, `cuda`.
     pub devices: Vec<String>,
@@ -153,10 +155,15 @@ pub struct RunRequest {
     pub inputs: BTreeMap<String, PathBuf>,
     /// Empty folder (unless the stage is resumable) in which the artifact is made.
     pub output: PathBuf,
-    /// Folder for temporary files, kept between tries of the same key.
+    /// Folder for temporary files, kept between tries of the same key if the stage is resumable.
     pub scratch: PathBuf,
-    /// Earlier artifacts of this stage whose items may be reused, newest first.
+    /// Folders of which single items may be reused: earlier artifacts of this stage, newest first (those have a
+    /// `manifest.json`, with the digest of every file; a file that is not there was damaged), then scratch folders of
+    /// unfinished tries, which may vanish at any time.
     pub previous: Vec<PathBuf>,
+    /// Folder of small answers that are cheap to lose, such as digests of weights; see `store::Memo`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memo: Option<PathBuf>,
     /// `cpu`, `cuda` or `cuda:N`.
     pub device: String,
     /// CPU threads this stage may use.

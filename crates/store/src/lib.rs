@@ -6,6 +6,7 @@
 //! work/<stage>/<key>/{out,scratch} work in progress; becomes the artifact by one rename
 //! runs/<recipe>/<n>/run.json       what ran, why, how long
 //! locks/<stage>-<key>.lock         one maker per key
+//! trash/                           what the collector is removing
 //! live/<pid>-…                     what running commands have looked up, kept from collection
 //! quarantine/<digest>              damaged files, moved aside
 //! memo/…                           answers that are cheap to lose: identities of files, of programs, of Hub revisions
@@ -14,6 +15,7 @@
 mod cache;
 mod digest;
 mod error;
+mod gc;
 mod identity;
 mod integrity;
 mod live;
@@ -26,6 +28,7 @@ mod runs;
 pub use cache::{Artifact, Cache, Lookup, Staging};
 pub use digest::{Digest, canonical_json};
 pub use error::Error;
+pub use gc::{Collected, Collection, Policy};
 pub use identity::{Entry, FileStamp, Identity, files_matching};
 pub use lock::Lock;
 pub use manifest::{FileRecord, InputRecord, Manifest, Material, SCHEMA, SourceRecord};

@@ -7,20 +7,29 @@
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use crate::{Cache, Digest, Result};
 
 /// Exclusive right to make one artifact; given up when dropped or when the process dies.
 #[derive(Debug)]
 pub struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Lock {
+    /// The lock as an empty standard input. A process that is started with it holds the lock, too: if its starter is killed,
+    /// nobody else begins in the same work folder before it has ended as well.
+    pub fn as_stdin(&self) -> Result<Stdio> {
+        Ok(Stdio::from(self.file.try_clone()?))
+    }
 }
 
 impl Cache {
     /// Takes the right to make that artifact; `None` if another process has it.
     pub fn try_lock(&self, stage: &str, key: &Digest) -> Result<Option<Lock>> {
         let path = self.lock_folder().join(format!("{stage}-{key}.lock"));
-        Ok(try_exclusive(&path)?.map(|file| Lock { _file: file }))
+        Ok(try_exclusive(&path)?.map(|file| Lock { file }))
     }
 
     pub(crate) fn lock_folder(&self) -> PathBuf {

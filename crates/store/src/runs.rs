@@ -65,6 +65,11 @@ impl Cache {
         self.run_numbers(recipe).into_iter().rev().filter_map(|number| self.run_record(recipe, number))
     }
 
+    /// Removes the folder of a run.
+    pub fn remove_run(&self, recipe: &str, number: u64) -> Result<()> {
+        crate::cache::remove_tree(&self.root().join("runs").join(recipe).join(number.to_string()))
+    }
+
     /// Writes a run's record, whole or not at all. It is not forced to the disk: no result depends on it.
     pub fn write_run_record(&self, run: &RunFolder, record: &impl Serialize) -> Result<()> {
         let mut record = serde_json::to_value(record).map_err(std::io::Error::from)?;

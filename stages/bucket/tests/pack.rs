@@ -62,6 +62,7 @@ fn run(input: &Path, output: &Path, parameters: Parameters) -> Result<Outcome, F
         output: output.to_owned(),
         scratch: output.join("scratch"),
         previous: Vec::new(),
+        memo: None,
         device: "cpu".into(),
         threads: 1,
     };

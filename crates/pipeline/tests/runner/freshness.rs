@@ -153,21 +153,6 @@ fn a_new_program_version_is_a_new_result() {
 }
 
 #[test]
-fn damage_is_found_and_repaired() {
-    let forge = Forge::new();
-    forge.good(RUN);
-    forge.ran();
-    fs_err::remove_file(forge.path("runs/sword/smelt/out.txt")).unwrap();
-    let said = forge.good(RUN);
-    assert!(
-        stage_line(&said.err, "smelt").contains("the earlier artifact is damaged: `out.txt` is missing"),
-        "{}",
-        said.err
-    );
-    assert_eq!(forge.ran(), ["smelt"], "the same bytes came out, so what follows stays");
-}
-
-#[test]
 fn parts_of_the_graph_can_be_chosen() {
     let forge = Forge::new();
     let refused = forge.run(&["run", "sword.toml", "--from", "smelt"]);

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 
+mod damage;
 mod errors;
 mod failure;
 mod freshness;

@@ -108,7 +108,9 @@ fn a_damaged_manifest_is_a_miss_with_a_reason() {
     let key = material(1).key();
     let manifest = artifact.path.join(MANIFEST);
     let good = fs_err::read_to_string(&manifest).unwrap();
-    for (from, to) in [("\"n\": 1", "\"n\": 2"), ("\"kind\": \"things\"", "\"kind\": \"thinks\""), ("\"in\": 0", "\"in\": 1")] {
+    for (from, to) in
+        [("\"n\": 1", "\"n\": 2"), ("\"kind\": \"things\"", "\"kind\": \"thinks\""), ("\"in\": 0", "\"in\": 1")]
+    {
         assert!(good.contains(from), "{from}");
         fs_err::write(&manifest, good.replace(from, to)).unwrap();
         assert!(

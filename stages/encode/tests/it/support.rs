@@ -137,6 +137,7 @@ pub(crate) fn run_with(
             output: folder.path().join("out"),
             scratch: folder.path().join("scratch"),
             previous: Vec::new(),
+            memo: None,
             device: "cpu".into(),
             threads,
         },

@@ -122,6 +122,7 @@ impl Setup {
                 output: folder.path().join("out"),
                 scratch: folder.path().join("scratch"),
                 previous: Vec::new(),
+                memo: None,
                 device: "cpu".into(),
                 threads: 1,
             },

@@ -85,6 +85,7 @@ impl World {
                 output: output.clone(),
                 scratch: self.0.path().join("scratch"),
                 previous: Vec::new(),
+                memo: None,
                 device: "cpu".to_owned(),
                 threads: 2,
             },

@@ -134,6 +134,7 @@ impl World {
                 output: self.output(name),
                 scratch: self.dir.path().join("scratch"),
                 previous: Vec::new(),
+                memo: None,
                 device: "cpu".to_owned(),
                 threads: 1,
             },
