@@ -19,10 +19,10 @@ pub use captions::{CaptionReader, CaptionsWriter, caption_digest};
 pub use error::{Error, Result};
 pub use latents::{LatentReader, LatentsWriter};
 pub use meta::{LatentMeta, Normalisation, TextMeta};
-pub use reader::{Location, Rows, TableReader, read};
+pub use reader::{Location, Rows, Selected, TableReader, read};
 pub use row::{
-    Caption, CaptionInfo, Held, ImageRow, Latent, LatentInfo, Loss, Reject, Row, Sample, SampleInfo, ShardRow, Step,
-    Validation,
+    Caption, CaptionInfo, Held, ImageRow, ItemKey, Latent, LatentInfo, Loss, Reject, Row, Sample, SampleInfo, ShardRow,
+    Step, Validation,
 };
 pub use shard::{ShardReader, ShardWriter};
 pub use writer::{RowWriter, TableWriter, Written, write};

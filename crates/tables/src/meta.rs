@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use spec::Bucket;
 
 use crate::error::{Error, Result};
+use crate::reader::TableReader;
 
 /// How latents were made from pixels; metadata of `latents.latent` and of every shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -71,6 +72,11 @@ impl LatentMeta {
     pub(crate) fn of(schema: &Schema, path: &Path) -> Result<Self> {
         from_metadata(schema, "latent", path)
     }
+
+    /// Of the file at `path`.
+    pub fn read(path: &Path) -> Result<Self> {
+        Self::of(first_schema(&TableReader::open(path)?, path)?, path)
+    }
 }
 
 /// How embeddings were made from text; metadata of `captions.embedding` and `captions.pooled`.
@@ -92,6 +98,16 @@ impl TextMeta {
     pub(crate) fn of(schema: &Schema, path: &Path) -> Result<Self> {
         from_metadata(schema, "embedding", path)
     }
+
+    /// Of the file at `path`.
+    pub fn read(path: &Path) -> Result<Self> {
+        Self::of(first_schema(&TableReader::open(path)?, path)?, path)
+    }
+}
+
+fn first_schema<'t>(table: &'t TableReader, path: &Path) -> Result<&'t Schema> {
+    let (_, schema) = table.schemas().next().ok_or_else(|| Error::NoFiles { path: path.into() })?;
+    Ok(schema)
 }
 
 /// Each field of `meta` as one entry: text as it is, anything else as JSON.

@@ -2,7 +2,9 @@
 //!
 //! Only the columns of the row type are read, and of a single row only its pages.
 
+use std::iter::Peekable;
 use std::path::{Path, PathBuf};
+use std::vec::IntoIter;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
@@ -22,6 +24,13 @@ use crate::row::{Row, missing};
 pub struct Location {
     file: usize,
     row: usize,
+}
+
+impl Location {
+    /// Number of the row in its file, from 0.
+    pub fn row(&self) -> usize {
+        self.row
+    }
 }
 
 struct TableFile {
@@ -73,16 +82,27 @@ impl TableReader {
         Rows { table: self, file: 0, row: 0, batches: None, ready: Vec::new().into_iter() }
     }
 
+    /// The rows at `places`, in ascending order; pages without such rows are not read.
+    pub fn select<R: Row>(&self, mut places: Vec<Location>) -> Selected<'_, R> {
+        places.sort_unstable();
+        places.dedup();
+        Selected { table: self, places: places.into_iter().peekable(), open: None }
+    }
+
+    fn file(&self, number: usize) -> Result<&TableFile> {
+        self.files.get(number).ok_or_else(|| Error::damaged(&self.path, format!("it has no file {number}")))
+    }
+
     /// One row.
     pub fn get<R: Row>(&self, at: Location) -> Result<R> {
         let gone = || Error::damaged(&self.path, format!("it has no row {} in file {}", at.row, at.file));
-        let file = self.files.get(at.file).ok_or_else(gone)?;
+        let file = self.file(at.file)?;
         let mut first = 0;
         let groups = file.metadata.metadata().row_groups().iter().enumerate();
         for (group, rows) in groups.map(|(i, group)| (i, group.num_rows() as usize)) {
             if at.row < first + rows {
                 let selection = [RowSelector::skip(at.row - first), RowSelector::select(1)];
-                let mut batches = file.batches::<R>(Some((group, RowSelection::from(selection.to_vec()))))?;
+                let mut batches = file.batches::<R>(Some(group), Some(RowSelection::from(selection.to_vec())))?;
                 let batch = file.next(&mut batches)?.ok_or_else(gone)?;
                 return R::rows(&batch, &file.path)?.into_iter().next().ok_or_else(gone);
             }
@@ -105,7 +125,11 @@ impl TableFile {
         self.metadata.metadata().file_metadata().num_rows() as usize
     }
 
-    fn batches<R: Row>(&self, part: Option<(usize, RowSelection)>) -> Result<ParquetRecordBatchReader> {
+    fn batches<R: Row>(
+        &self,
+        group: Option<usize>,
+        selection: Option<RowSelection>,
+    ) -> Result<ParquetRecordBatchReader> {
         let (schema, parquet) = (self.metadata.schema(), self.metadata.parquet_schema());
         let column = |field: arrow::datatypes::Field| {
             schema.index_of(field.name()).map_err(|_| missing(schema, field.name(), &self.path))
@@ -115,8 +139,11 @@ impl TableFile {
         let mut builder = ParquetRecordBatchReaderBuilder::new_with_metadata(file, self.metadata.clone())
             .with_projection(ProjectionMask::roots(parquet, columns))
             .with_batch_size(R::BATCH);
-        if let Some((group, selection)) = part {
-            builder = builder.with_row_groups(vec![group]).with_row_selection(selection);
+        if let Some(group) = group {
+            builder = builder.with_row_groups(vec![group]);
+        }
+        if let Some(selection) = selection {
+            builder = builder.with_row_selection(selection);
         }
         builder.build().map_err(|e| Error::parquet("read", &self.path, e))
     }
@@ -161,7 +188,7 @@ impl<R: Row> Rows<'_, R> {
             let Some(file) = self.table.files.get(self.file) else { return Ok(None) };
             let batches = match &mut self.batches {
                 Some(batches) => batches,
-                None => self.batches.insert(file.batches::<R>(None)?),
+                None => self.batches.insert(file.batches::<R>(None, None)?),
             };
             match file.next(batches)? {
                 Some(batch) => self.ready = R::rows(&batch, &file.path)?.into_iter(),
@@ -182,6 +209,56 @@ impl<R: Row> Iterator for Rows<'_, R> {
         let item = self.advance().transpose();
         if matches!(item, Some(Err(_))) {
             self.file = usize::MAX;
+        }
+        item
+    }
+}
+
+/// Some rows of a table, with their places.
+pub struct Selected<'t, R> {
+    table: &'t TableReader,
+    places: Peekable<IntoIter<Location>>,
+    /// Of one file: its batches, the places still to come, and the rows decoded so far.
+    open: Option<(ParquetRecordBatchReader, IntoIter<Location>, IntoIter<R>)>,
+}
+
+impl<R: Row> Selected<'_, R> {
+    fn advance(&mut self) -> Result<Option<(Location, R)>> {
+        loop {
+            let Some((batches, places, ready)) = &mut self.open else {
+                let Some(Location { file: number, .. }) = self.places.peek().copied() else { return Ok(None) };
+                let here: Vec<_> = std::iter::from_fn(|| self.places.next_if(|place| place.file == number)).collect();
+                let file = self.table.file(number)?;
+                let rows = here.iter().map(|place| place.row..place.row + 1);
+                let selection = RowSelection::from_consecutive_ranges(rows, file.rows());
+                self.open = Some((file.batches::<R>(None, Some(selection))?, here.into_iter(), Vec::new().into_iter()));
+                continue;
+            };
+            if let Some(row) = ready.next() {
+                let file = self.table.path();
+                let at = places.next().ok_or_else(|| Error::damaged(file, "it has more rows than were asked for"))?;
+                return Ok(Some((at, row)));
+            }
+            match (places.as_slice().first().copied(), batches.next().transpose()) {
+                (None, _) => self.open = None,
+                (Some(at), batch) => {
+                    let file = self.table.file(at.file)?;
+                    let batch = batch.map_err(|e| Error::arrow("read", &file.path, e))?;
+                    let batch = batch.ok_or_else(|| Error::damaged(&file.path, format!("it has no row {}", at.row)))?;
+                    *ready = R::rows(&batch, &file.path)?.into_iter();
+                }
+            }
+        }
+    }
+}
+
+impl<R: Row> Iterator for Selected<'_, R> {
+    type Item = Result<(Location, R)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let item = self.advance().transpose();
+        if matches!(item, Some(Err(_))) {
+            (self.open, self.places) = (None, Vec::new().into_iter().peekable());
         }
         item
     }

@@ -205,12 +205,24 @@ table! {
         tokens: i32,
         /// Values per token.
         width: i32,
+        /// Tokens of the whole text, with the special ones; more than `max_tokens` if its end was cut off.
+        text_tokens: i32,
+        /// Tokens that the encoder reads at most.
+        max_tokens: i32,
         /// Key of this item.
         item_key: String,;
         /// `[tokens, width]` bf16, little endian.
         embedding: Option<Vec<u8>>,
         /// `[width]` bf16, little endian.
         pooled: Option<Vec<u8>>,
+    }
+}
+
+table! {
+    /// The key of an item of `latents` or `captions`, alone.
+    ItemKey in "items", batch 8192 {
+        /// What was encoded, and how.
+        item_key: String,
     }
 }
 

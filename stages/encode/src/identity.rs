@@ -1,31 +1,30 @@
-//! Identity of a model's components: equal files, equal identity, whatever the folder is called.
+//! Identity of a model's components: equal files, equal identity, whatever the folder is called. A file is hashed once per
+//! state of it, as far as the request names a memo.
 
 use std::collections::BTreeMap;
 
 use models::{Family, ModelFolder};
-use rayon::prelude::*;
-use stage::Failure;
-use store::{Digest, Entry, Identity};
+use stage::{Failure, RunRequest};
+use store::{Digest, Memo};
 
 /// Of the VAE.
-pub(crate) fn vae(family: &dyn Family, folder: &ModelFolder) -> Result<Digest, Failure> {
-    component(folder, family.vae_parts())
+pub(crate) fn vae(family: &dyn Family, folder: &ModelFolder, request: &RunRequest) -> Result<Digest, Failure> {
+    component(folder, family.vae_parts(), request)
 }
 
 /// Of each text encoder with its tokenizer, by the name its rows are stored under.
-pub(crate) fn text_encoders(family: &dyn Family, folder: &ModelFolder) -> Result<BTreeMap<String, Digest>, Failure> {
-    let one = |(name, parts): &(&str, &[&str])| Ok(((*name).to_owned(), component(folder, parts)?));
+pub(crate) fn text_encoders(
+    family: &dyn Family,
+    folder: &ModelFolder,
+    request: &RunRequest,
+) -> Result<BTreeMap<String, Digest>, Failure> {
+    let one = |(name, parts): &(&str, &[&str])| Ok(((*name).to_owned(), component(folder, parts, request)?));
     family.text_encoder_parts().iter().map(one).collect()
 }
 
 /// Of the files that match `parts`, but not the pipeline's index, which says nothing about one component.
-fn component(folder: &ModelFolder, parts: &[&str]) -> Result<Digest, Failure> {
+fn component(folder: &ModelFolder, parts: &[&str], request: &RunRequest) -> Result<Digest, Failure> {
     let globs: Vec<String> = parts.iter().filter(|part| part.contains('/')).map(|part| (*part).to_owned()).collect();
-    let files = store::files_matching(&folder.path, &globs).map_err(Failure::from_error)?;
-    let entry = |path: String| -> store::Result<Entry> {
-        let digest = Digest::of_file(&folder.path.join(&path))?.to_string();
-        Ok(Entry { path, digest })
-    };
-    let entries = files.into_par_iter().map(entry).collect::<store::Result<Vec<_>>>().map_err(Failure::from_error)?;
-    Ok(Identity::of_entries(entries).digest)
+    let memo = Memo::at(request.memo.as_ref().unwrap_or(&request.scratch));
+    Ok(memo.identify(&folder.path, &globs).map_err(Failure::from_diagnostic)?.digest)
 }

@@ -1,32 +1,35 @@
-//! The device half of the second pass: pictures of one bucket to latents, a batch at a time, into one file a bucket.
+//! The device half of the second pass: pictures of one bucket to latents, a batch at a time. A picture whose latent is there
+//! is neither decoded nor encoded.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use half::f16;
 use media::Cropped;
-use models::Vae;
+use models::{DynVae, Vae};
 use nn::rng::Stream;
-use serde_json::json;
-use spec::Bucket;
+use serde_json::{Value, json};
+use spec::{Bucket, Problem};
 use stage::{Events, Failure, Work};
 use store::Digest;
-use tables::{LatentInfo, LatentMeta, LatentsWriter, Normalisation, Reject, SampleInfo, TableReader, caption_digest};
+use tables::{Latent, LatentInfo, LatentMeta, Normalisation, Reject, SampleInfo, TableReader, caption_digest};
 use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::engine::Engine;
 use crate::parameters::{Parameters, Posterior};
 use crate::pictures::prepare;
-use crate::plan::{Count, Plan, Refusal, upscales};
+use crate::plan::{Count, Item, Plan, Refusal};
+use crate::shards;
+use crate::stock::{File, Latents, Parts, Place, Stock};
 use crate::{Encode, KEPT, VERSION, unusable};
 
 /// What came of the pictures.
 pub(crate) struct Made {
-    /// Latents written.
+    /// Latents in the artifact.
     pub(crate) encoded: u64,
+    /// Those of them that were encoded now.
+    pub(crate) new: u64,
     /// Samples refused.
     pub(crate) rejected: u64,
     /// Detail of the first of them.
@@ -35,81 +38,202 @@ pub(crate) struct Made {
     pub(crate) buckets: BTreeMap<String, Count>,
 }
 
-/// Encodes every sample into `latents/<bucket>/part-00000.parquet`, or refuses it into `rejects.parquet`.
+/// What decides a latent, apart from its picture and its bucket.
+pub(crate) struct Keys<'a> {
+    parameters: &'a Parameters,
+    encoder: Value,
+}
+
+impl<'a> Keys<'a> {
+    /// With the VAE of that identity.
+    pub(crate) fn new(parameters: &'a Parameters, vae: &Digest) -> Self {
+        let encoder = json!({ "step": VERSION, "vae": vae, "how": parameters.picture_key() });
+        Self { parameters, encoder }
+    }
+
+    /// Key of an item: everything its values depend on.
+    pub(crate) fn of(&self, item: &Item) -> Digest {
+        let draw = (self.parameters.posterior == Posterior::Sample).then_some(&item.sample_id);
+        let background = self.parameters.background;
+        let what = json!({ "sample": item.digest, "bucket": item.bucket, "draw": draw, "background": background });
+        Digest::of_json(&json!({ "latent": what, "encoder": self.encoder }))
+    }
+}
+
+/// Items whose latent is not there, each once although several samples may be the same picture.
+pub(crate) fn missing<'p>(plan: &'p Plan, keys: &[Digest], stock: &Stock<Latents>) -> Vec<(&'p Item, Digest)> {
+    let mut seen = BTreeSet::new();
+    let items = plan.items.iter().zip(keys.iter().copied());
+    items.filter(|(_, key)| stock.find(key).is_none() && seen.insert(*key)).collect()
+}
+
+/// Writes the latent of every sample into `latents/<bucket>/`, or refuses it into `rejects.parquet`. The VAE is loaded only
+/// if it has to be.
 pub(crate) fn encode(
     work: &Work<Encode>,
     samples: &TableReader,
     plan: &Plan,
-    vae: &(dyn Vae + Send + Sync),
     identity: &Digest,
-    engine: &Engine,
+    load: impl FnOnce() -> Result<(DynVae, Engine), Failure>,
 ) -> Result<Made, Failure> {
-    let encoder = Encoder {
-        vae,
-        device: engine.device,
-        parameters: &work.parameters,
-        meta: meta(vae, identity),
-        key: json!({ "step": VERSION, "vae": identity, "how": work.parameters.picture_key() }),
-    };
-    let batch_size = engine.batch_size(work.settings.batch_size, 8);
-    let mut lanes: BTreeMap<Bucket, Lane> = BTreeMap::new();
+    let by = Keys::new(&work.parameters, identity);
+    let keys: Vec<Digest> = plan.items.iter().map(|item| by.of(item)).collect();
+    let wanted: BTreeSet<Digest> = keys.iter().copied().collect();
+    let mut stock = Stock::<Latents>::gather(&work.request, &wanted)?;
+    let todo = missing(plan, &keys, &stock);
+    let mut failed = BTreeMap::new();
+    let mut meta = stock.meta()?;
+    if !todo.is_empty() {
+        let (vae, engine) = load()?;
+        let encoder = Encoder { vae: vae.as_ref(), device: engine.device, parameters: &work.parameters };
+        let known = meta.insert(self::meta(vae.as_ref(), identity)).clone();
+        let mut parts = Parts::new(&work.request, known, &wanted);
+        failed = make(work, samples, &todo, &encoder, &engine, &mut stock, &mut parts)?;
+        parts.close(&mut stock)?;
+    }
+
     let mut refused = Refused::default();
+    for (row, refusal) in &plan.refused {
+        refused.push(&work.events, row, refusal.clone());
+    }
+    let mut buckets = BTreeMap::<Bucket, Vec<(&Item, Place)>>::new();
+    for (item, key) in plan.items.iter().zip(&keys) {
+        match (stock.find(key), failed.get(key)) {
+            (Some(place), _) => buckets.entry(item.bucket).or_default().push((item, place)),
+            (None, Some(refusal)) => {
+                let row: SampleInfo = samples.get(item.at).map_err(unusable)?;
+                refused.push(&work.events, &row, Refusal::clone(refusal));
+            }
+            (None, None) => {
+                return Err(Problem::new(format!("the latent of sample `{}` was lost", item.sample_id)).into());
+            }
+        }
+    }
+    let mut counts = BTreeMap::new();
+    for (bucket, mut rows) in buckets {
+        rows.sort_by(|(a, _), (b, _)| a.sample_id.cmp(&b.sample_id));
+        if let Some(meta) = &meta {
+            write(work, bucket, meta, &stock, &rows)?;
+        }
+        let upscaled = rows.iter().filter(|(item, _)| item.upscaled).count() as u64;
+        counts.insert(bucket.to_string(), Count { samples: rows.len() as u64, upscaled });
+    }
+    let rejected = refused.rows.len() as u64;
+    // In the order of their sources, however they were found.
+    refused.rows.sort_by(|a, b| (&a.source, &a.sample_id).cmp(&(&b.source, &b.sample_id)));
+    let first_reject = refused.rows.first().map(|row| format!("{}: {}", row.source, row.detail));
+    tables::write(&work.request.output.join("rejects.parquet"), refused.rows).map_err(unusable)?;
+    let new = (todo.len() - failed.len()) as u64;
+    Ok(Made { encoded: counts.values().map(|count| count.samples).sum(), new, rejected, first_reject, buckets: counts })
+}
+
+/// Writes the latents of a bucket, which are in the order of their sample ids.
+fn write(
+    work: &Work<Encode>,
+    bucket: Bucket,
+    meta: &LatentMeta,
+    stock: &Stock<Latents>,
+    rows: &[(&Item, Place)],
+) -> Result<(), Failure> {
+    let folder = work.request.output.join(format!("latents/{bucket}"));
+    let places: Vec<Place> = rows.iter().map(|(_, place)| *place).collect();
+    let row_bytes = 2 * meta.shape(bucket).iter().product::<usize>();
+    let ends = shards::ends(rows.iter().map(|(item, _)| item.sample_id.as_str()), row_bytes);
+    let same = |first: usize, file: &File| {
+        let mut rows = rows[first..].iter().map(|(item, _)| *item);
+        let is = |row: &LatentInfo, item: &Item| row.sample_id == item.sample_id && row.caption_digest == item.caption;
+        file.table
+            .rows::<LatentInfo>()
+            .all(|row| row.is_ok_and(|(_, row)| rows.next().is_some_and(|item| is(&row, item))))
+    };
+    let adapt = |number: usize, row: &mut Latent| {
+        let (item, _) = rows[number];
+        row.sample_id.clone_from(&item.sample_id);
+        row.caption_digest.clone_from(&item.caption);
+    };
+    shards::write(&folder, meta, stock, &places, &ends, same, adapt, &work.events)
+}
+
+/// Encodes pictures, a chunk at a time; what was refused instead.
+fn make(
+    work: &Work<Encode>,
+    samples: &TableReader,
+    todo: &[(&Item, Digest)],
+    encoder: &Encoder<'_>,
+    engine: &Engine,
+    stock: &mut Stock<Latents>,
+    parts: &mut Parts<'_, Latents>,
+) -> Result<BTreeMap<Digest, Refusal>, Failure> {
+    let items: Vec<&Item> = todo.iter().map(|(item, _)| *item).collect();
+    let batch_size = engine.batch_size(work.settings.batch_size, 8);
     let settled = AtomicU64::new(0);
-    let settle = |lanes: &mut BTreeMap<Bucket, Lane>, refused: &mut Refused, batches: Vec<Batch>| {
+    let settle = |count: usize| {
+        let done = settled.fetch_add(count as u64, Ordering::Relaxed) + count as u64;
+        work.events.progress("encoding pictures", done, Some(todo.len() as u64), "pictures", None);
+    };
+    let mut failed = BTreeMap::new();
+    let mut run = |batches: Vec<Batch>, failed: &mut BTreeMap<Digest, Refusal>| {
         let latents = engine.run(&batches, |batch| {
             work.events.check_interrupted(KEPT)?;
             let latents = encoder.encode(batch)?;
-            let done = settled.fetch_add(latents.len() as u64, Ordering::Relaxed) + latents.len() as u64;
-            work.events.progress("encoding pictures", done, Some(plan.rows), "pictures", None);
+            settle(latents.len());
             Ok::<_, Failure>(latents)
         });
+        let mut rows = Vec::new();
         for (batch, latents) in batches.into_iter().zip(latents) {
-            if let Some(lane) = lanes.get_mut(&batch.bucket) {
-                lane.write(&encoder, batch, latents?, refused, &work.events)?;
+            for (picture, latent) in batch.pictures.into_iter().zip(latents?) {
+                match latent {
+                    Ok(latent) => rows.push(row(picture, batch.bucket, latent)),
+                    Err(refusal) => drop(failed.insert(picture.key, refusal)),
+                }
             }
         }
-        Ok::<_, Failure>(())
+        parts.push(stock, rows)
     };
     thread::scope(|scope| {
-        for chunk in prepare(scope, samples, plan, work.parameters.background.0, work.request.threads)? {
+        let mut keys = todo.iter().map(|(_, key)| *key);
+        let mut waiting: BTreeMap<Bucket, Vec<Picture>> = BTreeMap::new();
+        for chunk in prepare(scope, samples, &items, work.parameters.background.0, work.request.threads)? {
             let mut batches = Vec::new();
-            for prepared in chunk? {
+            for (prepared, key) in chunk?.into_iter().zip(&mut keys) {
                 match prepared.picture {
                     Err(refusal) => {
-                        settled.fetch_add(1, Ordering::Relaxed);
-                        refused.push(&work.events, &prepared.row, refusal);
+                        settle(1);
+                        failed.insert(key, refusal);
                     }
-                    Ok((bucket, cropped)) => {
-                        let lane = match lanes.entry(bucket) {
-                            Entry::Occupied(lane) => lane.into_mut(),
-                            Entry::Vacant(place) => place.insert(Lane::create(&work.request.output, bucket, &encoder)?),
-                        };
-                        lane.pending.push((prepared.row, cropped));
-                        if lane.pending.len() >= batch_size {
-                            batches.push(lane.take());
+                    Ok(cropped) => {
+                        let lane = waiting.entry(prepared.bucket).or_default();
+                        lane.push(Picture { row: prepared.row, cropped, key });
+                        if lane.len() >= batch_size {
+                            batches.push(Batch { bucket: prepared.bucket, pictures: std::mem::take(lane) });
                         }
                     }
                 }
             }
-            settle(&mut lanes, &mut refused, batches)?;
+            run(batches, &mut failed)?;
         }
-        let left = lanes.values_mut().filter(|lane| !lane.pending.is_empty()).map(Lane::take).collect();
-        settle(&mut lanes, &mut refused, left)
+        let left = waiting.into_iter().filter(|(_, pictures)| !pictures.is_empty());
+        run(left.map(|(bucket, pictures)| Batch { bucket, pictures }).collect(), &mut failed)
     })?;
+    Ok(failed)
+}
 
-    let mut buckets = BTreeMap::new();
-    for (bucket, lane) in lanes {
-        if lane.count.samples > 0 {
-            buckets.insert(bucket.to_string(), lane.count);
-            lane.writer.finish().map_err(unusable)?;
-        }
-    }
-    let rejected = refused.rows.len() as u64;
-    let first_reject = refused.rows.first().map(|row| format!("{}: {}", row.source, row.detail));
-    // The order of refusals depends on how batches fill; their sources do not.
-    refused.rows.sort_by(|a, b| (&a.source, &a.sample_id).cmp(&(&b.source, &b.sample_id)));
-    tables::write(&work.request.output.join("rejects.parquet"), refused.rows).map_err(unusable)?;
-    Ok(Made { encoded: buckets.values().map(|count| count.samples).sum(), rejected, first_reject, buckets })
+fn row(picture: Picture, bucket: Bucket, latent: Vec<f16>) -> Latent {
+    let Picture { row, cropped, key } = picture;
+    let info = LatentInfo {
+        bucket_width: bucket.width as i32,
+        bucket_height: bucket.height as i32,
+        bucket_frames: bucket.frames as i32,
+        width: row.width,
+        height: row.height,
+        scale: cropped.scale,
+        crop_left: cropped.left as i32,
+        crop_top: cropped.top as i32,
+        caption_digest: caption_digest(&row.caption),
+        item_key: key.to_string(),
+        sample_id: row.sample_id,
+    };
+    info.with(latent)
 }
 
 fn meta(vae: &(dyn Vae + Send + Sync), identity: &Digest) -> LatentMeta {
@@ -129,13 +253,11 @@ fn meta(vae: &(dyn Vae + Send + Sync), identity: &Digest) -> LatentMeta {
     }
 }
 
-/// The VAE and all that decides what it makes of a picture.
+/// The VAE and how it is used.
 struct Encoder<'a> {
     vae: &'a (dyn Vae + Send + Sync),
     device: Device,
     parameters: &'a Parameters,
-    meta: LatentMeta,
-    key: serde_json::Value,
 }
 
 impl Encoder<'_> {
@@ -143,8 +265,8 @@ impl Encoder<'_> {
     fn encode(&self, batch: &Batch) -> Result<Vec<Result<Vec<f16>, Refusal>>, Failure> {
         let Batch { bucket, pictures } = batch;
         let mut rgb = Vec::with_capacity(pictures.len() * 3 * bucket.pixels() as usize);
-        for (_, cropped) in pictures {
-            rgb.extend_from_slice(&cropped.picture.rgb);
+        for picture in pictures {
+            rgb.extend_from_slice(&picture.cropped.picture.rgb);
         }
         let size = [pictures.len() as i64, i64::from(bucket.height), i64::from(bucket.width), 3];
         let shape = self.vae.latent_shape(bucket.width, bucket.height, bucket.frames);
@@ -157,7 +279,7 @@ impl Encoder<'_> {
     }
 
     /// Standard normal noise of each sample, or none for the mean.
-    fn noise(&self, pictures: &[(SampleInfo, Cropped)], shape: &[i64]) -> Option<Tensor> {
+    fn noise(&self, pictures: &[Picture], shape: &[i64]) -> Option<Tensor> {
         let count = shape.iter().product::<i64>() as usize;
         let one = |row: &SampleInfo| {
             let values =
@@ -165,17 +287,9 @@ impl Encoder<'_> {
             Tensor::from_slice(&values).view(shape)
         };
         (self.parameters.posterior == Posterior::Sample).then(|| {
-            let rows: Vec<_> = pictures.iter().map(|(row, _)| one(row)).collect();
+            let rows: Vec<_> = pictures.iter().map(|picture| one(&picture.row)).collect();
             Tensor::stack(&rows, 0).to_device(self.device)
         })
-    }
-
-    /// Key of the item: everything its values depend on.
-    fn item_key(&self, row: &SampleInfo, bucket: Bucket) -> String {
-        let draw = (self.parameters.posterior == Posterior::Sample).then_some(&row.sample_id);
-        let background = self.parameters.background;
-        let what = json!({ "sample": row.digest, "bucket": bucket, "draw": draw, "background": background });
-        Digest::of_json(&json!({ "latent": what, "encoder": self.key })).to_string()
     }
 }
 
@@ -185,66 +299,17 @@ fn pixels(rgb: &[u8], size: [i64; 4], device: Device) -> Tensor {
     (bytes.permute([0, 3, 1, 2]).contiguous().to_kind(Kind::Float) / 255.0) * 2.0 - 1.0
 }
 
+/// A picture on its way through the VAE.
+struct Picture {
+    row: SampleInfo,
+    cropped: Cropped,
+    key: Digest,
+}
+
 /// Pictures of one bucket that are encoded at once.
 struct Batch {
     bucket: Bucket,
-    pictures: Vec<(SampleInfo, Cropped)>,
-}
-
-/// One bucket: pictures that wait for a batch to fill, and the file of those encoded.
-struct Lane {
-    bucket: Bucket,
-    pending: Vec<(SampleInfo, Cropped)>,
-    writer: LatentsWriter,
-    count: Count,
-}
-
-impl Lane {
-    fn create(output: &Path, bucket: Bucket, encoder: &Encoder<'_>) -> Result<Self, Failure> {
-        let path = output.join(format!("latents/{bucket}/part-00000.parquet"));
-        let writer = LatentsWriter::create(&path, &encoder.meta).map_err(unusable)?;
-        Ok(Self { bucket, pending: Vec::new(), writer, count: Count::default() })
-    }
-
-    /// What waits, as a batch.
-    fn take(&mut self) -> Batch {
-        Batch { bucket: self.bucket, pictures: std::mem::take(&mut self.pending) }
-    }
-
-    /// Writes what was made of a batch.
-    fn write(
-        &mut self,
-        encoder: &Encoder<'_>,
-        batch: Batch,
-        latents: Vec<Result<Vec<f16>, Refusal>>,
-        refused: &mut Refused,
-        events: &Events,
-    ) -> Result<(), Failure> {
-        for ((row, cropped), latent) in batch.pictures.into_iter().zip(latents) {
-            match latent {
-                Err(refusal) => refused.push(events, &row, refusal),
-                Ok(latent) => {
-                    self.count.samples += 1;
-                    self.count.upscaled += u64::from(upscales(&row, self.bucket));
-                    let info = LatentInfo {
-                        bucket_width: self.bucket.width as i32,
-                        bucket_height: self.bucket.height as i32,
-                        bucket_frames: self.bucket.frames as i32,
-                        width: row.width,
-                        height: row.height,
-                        scale: cropped.scale,
-                        crop_left: cropped.left as i32,
-                        crop_top: cropped.top as i32,
-                        caption_digest: caption_digest(&row.caption),
-                        item_key: encoder.item_key(&row, self.bucket),
-                        sample_id: row.sample_id,
-                    };
-                    self.writer.push(info.with(latent)).map_err(unusable)?;
-                }
-            }
-        }
-        Ok(())
-    }
+    pictures: Vec<Picture>,
 }
 
 /// Values as f16, or what keeps them from being stored.

@@ -1,7 +1,9 @@
 //! The stage `encode`: samples to VAE latents and text embeddings, each distinct caption once.
 //!
-//! Two passes over `samples`: the first, without the media, counts buckets and collects captions; the second decodes and
-//! crops on CPU threads while the device encodes. Knows nothing of training.
+//! Two passes over `samples`: the first, without the media, finds buckets and collects captions; the second decodes and
+//! crops on CPU threads while the device encodes what is not there yet. Each latent and embedding has a key of its own: rows
+//! of earlier artifacts and of killed tries are taken over, and no byte of the result depends on whether they were. Knows
+//! nothing of training.
 
 mod captions;
 mod check;
@@ -11,6 +13,8 @@ mod latents;
 mod parameters;
 mod pictures;
 mod plan;
+mod shards;
+mod stock;
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -28,13 +32,13 @@ pub use parameters::{Parameters, Posterior, Settings, Upscale};
 use plan::{Grid, Plan};
 
 /// The step version: bumped when equal inputs and parameters would give another result.
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 
 /// Memory that a caption of 512 tokens needs on its way through T5-XXL, roughly.
 const CAPTION_BYTES: u64 = 256 << 20;
 
 /// What is told to someone who interrupts.
-pub(crate) const KEPT: &str = "nothing of this stage is kept";
+pub(crate) const KEPT: &str = "what was encoded is kept";
 
 /// The stage.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +62,7 @@ impl Stage for Encode {
                 ("rejects", "rejects.parquet"),
             ],
             measured: &[],
-            resumable: false,
+            resumable: true,
             devices: &["cpu", "cuda"],
         }
     }
@@ -78,19 +82,25 @@ impl Stage for Encode {
 
         let plan = Plan::new(&work.parameters, Grid::of(family, &folder).map_err(unusable)?, &samples)?;
         plan.report(&work.events);
+        // What a killed try left in the output is not complete; what it left in the scratch folder is.
+        fs_err::remove_dir_all(&request.output)?;
+        fs_err::create_dir_all(&request.output)?;
         let options =
             || BuildOptions { device, storage: Kind::from(work.parameters.dtype), trainable: false, adapter: None };
         let texts = {
-            let identities = identity::text_encoders(family, &folder)?;
-            let encoders = family.text_encoders(&folder, options()).map_err(unusable)?;
-            let engine = Engine::new(device, request.threads, CAPTION_BYTES)?;
-            captions::encode(work, &plan.captions, encoders.as_ref(), &identities, &engine)?
+            let identities = identity::text_encoders(family, &folder, request)?;
+            captions::encode(work, &plan.captions, &identities, || {
+                let encoders = family.text_encoders(&folder, options()).map_err(unusable)?;
+                Ok((encoders, Engine::new(device, request.threads, CAPTION_BYTES)?))
+            })?
         };
         let made = {
-            let identity = identity::vae(family, &folder)?;
-            let vae = family.vae(&folder, options()).map_err(unusable)?;
-            let engine = Engine::new(device, request.threads, plan.largest().map_or(0, Engine::picture_bytes))?;
-            latents::encode(work, &samples, &plan, vae.as_ref(), &identity, &engine)?
+            let identity = identity::vae(family, &folder, request)?;
+            latents::encode(work, &samples, &plan, &identity, || {
+                let vae = family.vae(&folder, options()).map_err(unusable)?;
+                let largest = plan.counts().into_keys().max_by_key(|bucket| bucket.pixels());
+                Ok((vae, Engine::new(device, request.threads, largest.map_or(0, Engine::picture_bytes))?))
+            })?
         };
 
         let ledger = Ledger { taken: plan.rows, out: made.encoded, rejected: made.rejected, held: 0 };
@@ -105,16 +115,26 @@ impl Stage for Encode {
         let buckets = made.buckets.len();
         Ok(Outcome {
             summary: format!(
-                "{} pictures in {buckets} bucket{}, {} distinct captions{}",
+                "{} pictures in {buckets} bucket{}{}, {} distinct captions{}{}",
                 made.encoded,
                 if buckets == 1 { "" } else { "s" },
+                reused(made.new, made.encoded),
                 texts.captions,
+                reused(texts.new as u64, texts.captions as u64),
                 if made.rejected > 0 { format!(", {} rejected", made.rejected) } else { String::new() },
             ),
             ledger,
-            info: json!({ "buckets": made.buckets, "captions": texts.captions, "truncated": texts.truncated }),
+            info: json!({
+                "buckets": made.buckets, "captions": texts.captions, "truncated": texts.truncated,
+                "new": { "latents": made.new, "captions": texts.new },
+            }),
         })
     }
+}
+
+/// How many were not there already, unless all.
+fn reused(new: u64, all: u64) -> String {
+    if new == all { String::new() } else { format!(" ({new} new, {} reused)", all - new) }
 }
 
 /// The model's folder on this machine, fetched if it is on the Hub.

@@ -1,4 +1,5 @@
-//! The CPU half of the second pass: media bytes to pictures of bucket size, in source order, ahead of the device.
+//! The CPU half of the second pass: media bytes of the samples to encode to pictures of bucket size, in source order, ahead
+//! of the device. Other samples' media are not read.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::Scope;
@@ -10,7 +11,7 @@ use spec::{Bucket, Problem};
 use stage::Failure;
 use tables::{Sample, SampleInfo, TableReader};
 
-use crate::plan::{Plan, Refusal, size};
+use crate::plan::{Item, Refusal, size};
 use crate::unusable;
 
 /// Chunks that wait for the device at most; with the one being decoded and the one being encoded they bound the memory.
@@ -22,15 +23,17 @@ const CHUNK_BYTES: usize = 32 << 20;
 pub(crate) struct Prepared {
     /// Its row.
     pub(crate) row: SampleInfo,
+    /// Its bucket.
+    pub(crate) bucket: Bucket,
     /// Its picture, or why there is none.
-    pub(crate) picture: Result<(Bucket, Cropped), Refusal>,
+    pub(crate) picture: Result<Cropped, Refusal>,
 }
 
-/// Starts decoding; the receiver gets the samples in source order, a chunk at a time.
+/// Starts decoding; the receiver gets the samples of `items`, which are in source order, a chunk at a time.
 pub(crate) fn prepare<'scope, 'env>(
     scope: &'scope Scope<'scope, 'env>,
     samples: &'env TableReader,
-    plan: &'env Plan,
+    items: &'env [&'env Item],
     background: [u8; 3],
     threads: usize,
 ) -> Result<Receiver<Result<Vec<Prepared>, Failure>>, Failure> {
@@ -41,7 +44,7 @@ pub(crate) fn prepare<'scope, 'env>(
         .map_err(|error| Failure::from(Problem::new(format!("cannot start threads for decoding: {error}"))))?;
     let (sender, receiver) = sync_channel(CHUNKS_AHEAD);
     scope.spawn(move || {
-        if let Err(failure) = produce(samples, plan, background, &pool, &sender) {
+        if let Err(failure) = produce(samples, items, background, &pool, &sender) {
             // Nobody listens any more if the receiver has failed itself.
             let _ = sender.send(Err(failure));
         }
@@ -51,7 +54,7 @@ pub(crate) fn prepare<'scope, 'env>(
 
 fn produce(
     samples: &TableReader,
-    plan: &Plan,
+    items: &[&Item],
     background: [u8; 3],
     pool: &ThreadPool,
     sender: &SyncSender<Result<Vec<Prepared>, Failure>>,
@@ -59,18 +62,20 @@ fn produce(
     let rows_at_once = 8 * pool.current_num_threads();
     let mut chunk = Vec::new();
     let mut bytes = 0;
-    let mut rows = samples.rows::<Sample>();
+    let mut rows = samples.select::<Sample>(items.iter().map(|item| item.at).collect()).zip(items);
     loop {
-        let row = rows.next().transpose().map_err(unusable)?.map(|(_, row)| row);
-        let last = row.is_none();
-        if let Some(row) = row {
+        let next = rows.next();
+        let last = next.is_none();
+        if let Some((row, item)) = next {
+            let (_, row) = row.map_err(unusable)?;
             bytes += row.bytes.len();
-            chunk.push(row);
+            chunk.push((row, item.bucket));
         }
         if chunk.len() >= rows_at_once || bytes >= CHUNK_BYTES || last {
             let full = std::mem::take(&mut chunk);
             bytes = 0;
-            let prepared = pool.install(|| full.into_par_iter().map(|row| one(plan, background, &row)).collect());
+            let prepared =
+                pool.install(|| full.into_par_iter().map(|(row, bucket)| one(bucket, background, &row)).collect());
             if sender.send(Ok(prepared)).is_err() || last {
                 return Ok(());
             }
@@ -78,9 +83,9 @@ fn produce(
     }
 }
 
-fn one(plan: &Plan, background: [u8; 3], sample: &Sample) -> Prepared {
+fn one(bucket: Bucket, background: [u8; 3], sample: &Sample) -> Prepared {
     let row = sample.info();
-    let picture = plan.place(&row).and_then(|bucket| {
+    let decode = || {
         let picture = media::decode(&sample.bytes, background)
             .map_err(|error| Refusal { reason: error.reason(), detail: error.to_string() })?;
         if size(&row) != Some((picture.width, picture.height)) {
@@ -90,7 +95,8 @@ fn one(plan: &Plan, background: [u8; 3], sample: &Sample) -> Prepared {
             );
             return Err(Refusal { reason: "decode", detail });
         }
-        Ok((bucket, media::cover_crop(&picture, bucket.width, bucket.height)))
-    });
-    Prepared { row, picture }
+        Ok(media::cover_crop(&picture, bucket.width, bucket.height))
+    };
+    let picture = decode();
+    Prepared { row, bucket, picture }
 }

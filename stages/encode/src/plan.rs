@@ -6,7 +6,7 @@ use models::{Family, ModelFolder};
 use serde::Serialize;
 use spec::{Bucket, Problem, bucket};
 use stage::{Events, Exit, Failure};
-use tables::{SampleInfo, TableReader, caption_digest};
+use tables::{Location, SampleInfo, TableReader, caption_digest};
 
 use crate::parameters::{Parameters, Upscale};
 use crate::unusable;
@@ -19,7 +19,27 @@ pub(crate) struct Plan {
     pub(crate) rows: u64,
     /// Digest → caption; the empty caption is always among them, for training with dropped captions.
     pub(crate) captions: BTreeMap<String, String>,
-    counts: BTreeMap<Bucket, Count>,
+    /// Samples that have a bucket, in source order.
+    pub(crate) items: Vec<Item>,
+    /// The others.
+    pub(crate) refused: Vec<(SampleInfo, Refusal)>,
+}
+
+/// A sample that is to be encoded: what its latent depends on, and where its media are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Item {
+    /// Its row in `samples`.
+    pub(crate) at: Location,
+    /// Its id.
+    pub(crate) sample_id: String,
+    /// BLAKE3 of its media bytes.
+    pub(crate) digest: String,
+    /// Digest of its caption.
+    pub(crate) caption: String,
+    /// Its bucket.
+    pub(crate) bucket: Bucket,
+    /// Whether its picture is smaller.
+    pub(crate) upscaled: bool,
 }
 
 /// Samples of a bucket.
@@ -46,15 +66,19 @@ impl Plan {
         let buckets = layout(parameters, grid)
             .map_err(|problems| Failure::new(Exit::Recipe, problems.into_iter().next().unwrap_or_default()))?;
         let captions = BTreeMap::from([(caption_digest(""), String::new())]);
-        let mut plan = Self { buckets, upscale: parameters.upscale, rows: 0, captions, counts: BTreeMap::new() };
+        let (items, refused) = (Vec::new(), Vec::new());
+        let mut plan = Self { buckets, upscale: parameters.upscale, rows: 0, captions, items, refused };
         for row in samples.rows::<SampleInfo>() {
-            let (_, row) = row.map_err(unusable)?;
+            let (at, row) = row.map_err(unusable)?;
             plan.rows += 1;
-            if let Ok(bucket) = plan.place(&row) {
-                let count = plan.counts.entry(bucket).or_default();
-                count.samples += 1;
-                count.upscaled += u64::from(upscales(&row, bucket));
-                plan.captions.entry(caption_digest(&row.caption)).or_insert(row.caption);
+            match plan.place(&row) {
+                Ok(bucket) => {
+                    let (caption, upscaled) = (caption_digest(&row.caption), upscales(&row, bucket));
+                    let SampleInfo { sample_id, digest, .. } = row;
+                    plan.captions.entry(caption.clone()).or_insert(row.caption);
+                    plan.items.push(Item { at, sample_id, digest, caption, bucket, upscaled });
+                }
+                Err(refusal) => plan.refused.push((row, refusal)),
             }
         }
         Ok(plan)
@@ -75,16 +99,23 @@ impl Plan {
         Ok(bucket)
     }
 
-    /// The bucket with the most pixels among those in use.
-    pub(crate) fn largest(&self) -> Option<Bucket> {
-        self.counts.keys().copied().max_by_key(|bucket| bucket.pixels())
+    /// Samples of each bucket in use.
+    pub(crate) fn counts(&self) -> BTreeMap<Bucket, Count> {
+        let mut counts = BTreeMap::<Bucket, Count>::new();
+        for item in &self.items {
+            let count = counts.entry(item.bucket).or_default();
+            count.samples += 1;
+            count.upscaled += u64::from(item.upscaled);
+        }
+        counts
     }
 
     /// Says what will be done, and what a user may not expect of it.
     pub(crate) fn report(&self, events: &Events) {
-        let upscaled: u64 = self.counts.values().map(|count| count.upscaled).sum();
+        let counts = self.counts();
+        let upscaled: u64 = counts.values().map(|count| count.upscaled).sum();
         if upscaled > 0 {
-            let of: Vec<_> = (self.counts.iter().filter(|(_, count)| count.upscaled > 0))
+            let of: Vec<_> = (counts.iter().filter(|(_, count)| count.upscaled > 0))
                 .map(|(bucket, count)| format!("{bucket}: {} of {}", count.upscaled, count.samples))
                 .collect();
             events.warning(format!(
@@ -183,7 +214,7 @@ mod tests {
         let rows = vec![row(450, 750, "a"), row(384, 640, "a"), row(300, 527, "b")];
         let plan = plan(r#"{"model": "a/b", "max_pixels": 245760}"#, rows).unwrap();
         let bucket = Bucket { width: 384, height: 640, frames: 1 };
-        assert_eq!(plan.counts, BTreeMap::from([(bucket, Count { samples: 3, upscaled: 1 })]));
+        assert_eq!(plan.counts(), BTreeMap::from([(bucket, Count { samples: 3, upscaled: 1 })]));
         assert_eq!(
             plan.captions.values().collect::<std::collections::BTreeSet<_>>().len(),
             3,
@@ -197,7 +228,7 @@ mod tests {
             plan(r#"{"model": "a/b", "buckets": ["384x640"], "upscale": "reject"}"#, vec![row(384, 639, "")]).unwrap();
         assert_eq!(plan.place(&row(384, 639, "")).unwrap_err().reason, "too_small");
         assert!(plan.place(&row(384, 640, "")).is_ok());
-        assert!(plan.counts.is_empty());
+        assert_eq!((plan.items.len(), plan.refused.len()), (0, 1));
     }
 
     #[test]

@@ -56,6 +56,8 @@ pub(crate) fn captions(folder: &Path) {
         encoder: "t5".into(),
         tokens: 3,
         width: 4,
+        text_tokens: 3,
+        max_tokens: 3,
         item_key: "k".into(),
     };
     writer.push(info.with(Some(wave_bf16()), None)).unwrap();

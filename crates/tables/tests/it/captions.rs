@@ -11,6 +11,8 @@ fn caption(text: &str, encoder: &str, tokens: i32, width: i32) -> Caption {
         encoder: encoder.into(),
         tokens,
         width,
+        text_tokens: 7,
+        max_tokens: 512,
         item_key: format!("{text}/{encoder}"),
         embedding: (tokens > 0).then(|| bytes(2 * tokens * width, salt)),
         pooled: (encoder == "clip").then(|| bytes(2 * width, salt)),

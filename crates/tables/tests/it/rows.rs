@@ -44,6 +44,30 @@ fn samples(path: &Path, rows: usize, bytes: usize) -> Vec<Sample> {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, ..ProptestConfig::default() })]
+    /// Rows with pages of their own and rows that share one, over three files.
+    #[test]
+    fn selected_rows_are_those_rows_and_their_places(
+        wanted in prop::collection::vec(0..60usize, 0..20),
+        bytes in prop::sample::select(vec![10, 40_000, 100_000]),
+    ) {
+        let folder = tempfile::tempdir().unwrap();
+        for part in 0..3 {
+            write(&folder.path().join(format!("{part}.parquet")), (part * 20..part * 20 + 20).map(|i| sample(i, bytes))).unwrap();
+        }
+        let table = TableReader::open(folder.path()).unwrap();
+        let all: Vec<(Location, SampleInfo)> = table.rows().map(Result::unwrap).collect();
+        let selected: Vec<(Location, Sample)> = table.select(wanted.iter().map(|i| all[*i].0).collect()).map(Result::unwrap).collect();
+        let expected: std::collections::BTreeSet<usize> = wanted.into_iter().collect();
+        prop_assert_eq!(selected.len(), expected.len());
+        for ((at, row), i) in selected.into_iter().zip(expected) {
+            prop_assert_eq!(at, all[i].0);
+            prop_assert_eq!(row, sample(i, bytes));
+        }
+    }
+}
+
+proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
     #[test]
     fn rejects_come_back(rows in prop::collection::vec((prop::option::of(text()), text(), text()), 0..40)) {

@@ -6,4 +6,5 @@
 mod captions;
 mod check;
 mod latents;
+mod reuse;
 mod support;

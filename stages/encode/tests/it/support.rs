@@ -76,11 +76,32 @@ impl Run {
         self.events.iter().filter_map(text).map(|text| &*text.leak()).collect()
     }
 
+    /// Writes the manifest that the runner would: the artifact, as later runs are offered it.
+    pub(crate) fn publish(&self) -> PathBuf {
+        let file = |(path, bytes): (&String, &Vec<u8>)| json!({"path": path, "bytes": bytes.len(), "digest": store::Digest::of_bytes(bytes)});
+        let files: Vec<_> = self.files().iter().map(file).collect();
+        let none = store::Digest::of_bytes(b"");
+        let manifest = json!({
+            "schema": store::SCHEMA, "stage": "encode", "kind": "encoded", "key": none, "digest": none, "files": files,
+            "material": {"schema": store::SCHEMA, "stage": "encode", "version": 1, "parameters": null, "sources": {}, "inputs": {}},
+            "sources": {}, "inputs": {}, "ledger": null, "info": null, "summary": "", "warnings": [], "seconds": 0.0,
+        });
+        fs_err::write(self.output().join("manifest.json"), manifest.to_string()).unwrap();
+        self.output()
+    }
+
+    /// Latents and captions that were encoded, not taken over.
+    pub(crate) fn new(&self) -> (u64, u64) {
+        let new = |what: &str| self.outcome().info["new"][what].as_u64().unwrap();
+        (new("latents"), new("captions"))
+    }
+
     /// Path → bytes of every file made.
     pub(crate) fn files(&self) -> BTreeMap<String, Vec<u8>> {
         let output = self.output();
         let names = store::files_matching(&output, &[]).unwrap();
-        names.into_iter().map(|name| (name.clone(), fs_err::read(output.join(&name)).unwrap())).collect()
+        let names = names.into_iter().filter(|name| name != "manifest.json");
+        names.map(|name| (name.clone(), fs_err::read(output.join(&name)).unwrap())).collect()
     }
 }
 
@@ -109,14 +130,38 @@ pub(crate) fn run_with(
     threads: usize,
     before: impl Fn(&Events),
 ) -> Run {
+    run_in_world(&World::default(), samples, extra, settings, threads, before)
+}
+
+/// What there is before a run.
+pub(crate) struct World {
+    pub(crate) model: PathBuf,
+    /// See [`RunRequest::previous`].
+    pub(crate) previous: Vec<PathBuf>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        Self { model: model(), previous: Vec::new() }
+    }
+}
+
+pub(crate) fn run_in_world(
+    world: &World,
+    samples: Vec<Sample>,
+    extra: Value,
+    settings: Settings,
+    threads: usize,
+    before: impl Fn(&Events),
+) -> Run {
     let folder = tempfile::tempdir().unwrap();
     let input = folder.path().join("ingest");
     tables::write(&input.join("samples/part-00000.parquet"), samples).unwrap();
-    let mut parameters = json!({"model": model(), "max_pixels": 8192, "max_sequence_length": 32});
+    let mut parameters = json!({"model": world.model, "max_pixels": 8192, "max_sequence_length": 32});
     parameters.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
     let source = ResolvedSource {
         kind: SourceKind::Path,
-        location: model().to_string_lossy().into_owned(),
+        location: world.model.to_string_lossy().into_owned(),
         commit: None,
         parts: Vec::new(),
         digest: "unused".into(),
@@ -136,7 +181,7 @@ pub(crate) fn run_with(
             inputs: [("samples".to_owned(), input)].into(),
             output: folder.path().join("out"),
             scratch: folder.path().join("scratch"),
-            previous: Vec::new(),
+            previous: world.previous.clone(),
             memo: None,
             device: "cpu".into(),
             threads,

@@ -187,6 +187,8 @@ fn write_captions(dir: &Path, captions: &[String]) {
                 encoder: encoder.to_owned(),
                 tokens,
                 width: 16,
+                text_tokens: 3,
+                max_tokens: 8,
                 item_key: String::new(),
                 embedding: is_t5.then(|| bytes(text, encoder, 8 * 16)),
                 pooled: (!is_t5).then(|| bytes(text, encoder, 16)),
