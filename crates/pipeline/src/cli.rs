@@ -10,8 +10,9 @@ use stage::Exit;
 
 use crate::error::{Error, Result};
 use crate::selection::{Request, Selection};
+use crate::sql::Question;
 use crate::workspace::{Options, Workspace, cache_folder};
-use crate::{clock, collect, execute, plan, show, sql, verify};
+use crate::{clock, collect, execute, plan, report, show, sql, verify};
 use store::Cache;
 
 const EXAMPLES: &str = "\
@@ -24,6 +25,7 @@ Examples:
   pipeline run recipes/tarot.toml --force generate    run it although it is cached
   pipeline sql recipes/tarot.toml \"select reason, count(*) from rejects group by 1\"
   pipeline show recipes/tarot.toml train              the artifact, its key, its files
+  pipeline report recipes/tarot.toml --open           the last run as a page
   pipeline ingest recipes/tarot.toml --dump seen/     one stage on its own; see what the model sees
 
 `pipeline STAGE RECIPE` runs one stage of the graph (pipeline.toml); further `--name value` set its parameters.
@@ -53,6 +55,8 @@ enum Command {
     Verify(VerifyArgs),
     /// Free the space of artifacts that no kept run reaches
     Gc(GcArgs),
+    /// Write the page of the last run: curves, pictures, what was refused, exact versions
+    Report(ReportArgs),
     #[command(external_subcommand)]
     Stage(Vec<OsString>),
 }
@@ -115,11 +119,15 @@ struct RunArgs {
 struct SqlArgs {
     #[command(flatten)]
     common: Common,
-    /// SELECT statement; without one, the tables and their columns are listed
+    /// SELECT statement, or `\\d` for the tables; without one, a prompt, or a script from standard input
     query: Option<String>,
-    /// table, csv or json (one object a line)
-    #[arg(long, default_value = "table")]
-    format: String,
+    /// table, csv, json (an array of objects), jsonl (an object a line) or parquet [default: by the ending of --output,
+    /// else table]
+    #[arg(long)]
+    format: Option<String>,
+    /// Write the answer to this file
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]
@@ -162,6 +170,18 @@ struct GcArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+#[derive(Debug, Args)]
+struct ReportArgs {
+    #[command(flatten)]
+    common: Common,
+    /// Write it here [default: runs/RECIPE/report.html]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// Open it in the browser
+    #[arg(long)]
+    open: bool,
 }
 
 /// `pipeline STAGE RECIPE`.
@@ -219,9 +239,9 @@ fn dispatch(command: Command) -> Result<()> {
             plan::print(&workspace, &selection, json)
         }
         Command::Sql(args) => {
-            let format = if args.common.json { "json" } else { &args.format };
+            let format = args.format.as_deref().or(args.common.json.then_some("jsonl"));
             let workspace = Workspace::open(options(&args.common, None))?;
-            sql::print(&workspace, args.query.as_deref(), format)
+            sql::print(&workspace, &Question { query: args.query.as_deref(), format, output: args.output.as_deref() })
         }
         Command::Show(args) => {
             let workspace = Workspace::open(options(&args.common, None))?;
@@ -236,6 +256,10 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Gc(GcArgs { cache, keep_runs, older_than, max_size, dry_run, json }) => {
             let request = collect::Request { keep_runs, older_than, max_size, dry_run };
             collect::print(&cache_folder(cache.as_deref()), &request, json)
+        }
+        Command::Report(args) => {
+            let workspace = Workspace::open(options(&args.common, None))?;
+            report::print(&workspace, args.output.as_deref(), args.open, args.common.json)
         }
         Command::Stage(args) => one_stage(&args),
     }
@@ -313,7 +337,7 @@ fn one_stage(args: &[OsString]) -> Result<()> {
     execute::run(&workspace, &selection, parsed.common.json)
 }
 
-const OWN_COMMANDS: &[&str] = &["run", "plan", "sql", "show", "verify", "gc"];
+const OWN_COMMANDS: &[&str] = &["run", "plan", "sql", "show", "report", "verify", "gc"];
 
 fn unknown_command<'a>(verb: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
     Error::usage(format!("`{verb}` is neither a command nor a stage"), suggest::help(verb, known))

@@ -15,6 +15,7 @@ use crate::links;
 use crate::plan::{State, judge, left_out, states};
 use crate::progress::Reporter;
 use crate::record::{self, RunRecord, StageRecord, Status};
+use crate::report;
 use crate::request;
 use crate::selection::Selection;
 use crate::signals::Interrupt;
@@ -73,14 +74,18 @@ pub(crate) fn run(workspace: &Workspace, selection: &Selection, json: bool) -> R
         }
         result = run.stages(selection, &stages);
     }
-    let exit = result.as_ref().map_or_else(|error| error.exit, |()| Exit::Ok);
+    let exit = result.as_ref().map_or_else(|error| error.exit, |_| Exit::Ok);
     run.record.exit = Some(exit.code());
     run.save()?;
-    result
+    run.leave_report();
+    let (ran, cached) = result?;
+    run.reporter.ends(ran, cached, began.elapsed().as_secs_f64());
+    Ok(())
 }
 
 impl Run<'_> {
-    fn stages(&mut self, selection: &Selection, stages: &[Prepared]) -> Result<()> {
+    /// Brings every stage's artifact about; the numbers of those made and of those that were there.
+    fn stages(&mut self, selection: &Selection, stages: &[Prepared]) -> Result<(usize, usize)> {
         let mut made: BTreeMap<String, Artifact> = BTreeMap::new();
         let (mut ran, mut cached) = (0, 0);
         for stage in stages {
@@ -123,8 +128,7 @@ impl Run<'_> {
             self.note(stage, Status::Cached, "cached", artifact.manifest.key, Some(artifact.manifest.digest));
             made.insert(name.clone(), artifact);
         }
-        self.reporter.ends(ran, cached, self.began.elapsed().as_secs_f64());
-        Ok(())
+        Ok((ran, cached))
     }
 
     /// Runs one stage and publishes its result; `false` if another runner made it meanwhile.
@@ -329,6 +333,18 @@ impl Run<'_> {
         }
         let folder = self.workspace.cache.new_run(&self.workspace.recipe.name)?;
         Ok(self.folder.insert(folder).clone())
+    }
+
+    /// The page of a run that has a record; its failure is told and is not the run's.
+    fn leave_report(&mut self) {
+        let Some(folder) = &self.folder else { return };
+        match report::write(self.workspace, folder, &self.record) {
+            Ok(path) => self.reporter.report(&path),
+            Err(error) => {
+                let why: Vec<String> = error.mistakes.iter().map(ToString::to_string).collect();
+                self.reporter.note(&format!("the report of this run could not be written: {}", why.join("; ")));
+            }
+        }
     }
 
     /// Writes the record. A run in which nothing ran is recorded only if it stands for other artifacts than the last.

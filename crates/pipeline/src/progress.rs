@@ -124,6 +124,17 @@ impl Reporter {
         self.result(&text, || json!({"event": "end", "made": ran, "cached": cached, "seconds": seconds, "exit": 0}));
     }
 
+    /// Where the run's page lies.
+    pub(crate) fn report(&mut self, path: &Path) {
+        let text = format!("report: {}", path.display());
+        self.result(&text, || json!({"event": "report", "path": path}));
+    }
+
+    /// Something about the run as a whole that a person should know.
+    pub(crate) fn note(&mut self, message: &str) {
+        self.aside(&format!("note: {message}"), || json!({"event": "warning", "message": message}));
+    }
+
     /// An event of the running stage.
     pub(crate) fn event(&mut self, event: &Event) {
         if let Mode::Json = self.mode {

@@ -15,7 +15,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// A query that cannot be answered.
 #[derive(Debug, Error, Diagnostic)]
 pub enum Error {
-    /// Not one of `table`, `csv`, `json`.
+    /// No such format.
     #[error("unknown output format `{name}`")]
     #[diagnostic(code(query::unknown_format), help("{help}"))]
     UnknownFormat {
@@ -24,6 +24,17 @@ pub enum Error {
         /// Suggestion.
         help: String,
     },
+    /// Parquet is no text.
+    #[error("Parquet is written to a file only")]
+    #[diagnostic(code(query::parquet_needs_file), help("name one: `--output result.parquet`"))]
+    ParquetNeedsFile,
+    /// The query needs more memory than it may use, and cannot go on with the disk's help.
+    #[error("the query needs more memory than a query may use")]
+    #[diagnostic(
+        code(query::memory),
+        help("select fewer columns (without `bytes` and `latent`), or filter before you join")
+    )]
+    Memory,
     /// No statement.
     #[error("the query is empty")]
     #[diagnostic(code(query::empty), help("such as `select count(*) from samples`"))]
@@ -100,6 +111,7 @@ impl Error {
                 }
                 other => Self::Failed(plain(&other.to_string())),
             },
+            DataFusionError::ResourcesExhausted(_) => Self::Memory,
             DataFusionError::Collection(errors) if !errors.is_empty() => Self::from_engine(&errors[0]),
             DataFusionError::IoError(error) => Self::Failed(format!("cannot read a table: {error}")),
             DataFusionError::Execution(text) | DataFusionError::Plan(text) | DataFusionError::NotImplemented(text) => {

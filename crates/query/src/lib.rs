@@ -3,13 +3,14 @@
 //! Knows files, not artifacts: the runner says which Parquet files make which table.
 
 mod error;
+mod grid;
 mod render;
 mod session;
 mod source;
 mod tensor;
 
 pub use error::{Error, Result};
-pub use session::{Session, run};
+pub use session::{ColumnInfo, Session, run};
 pub use source::{Column, TableSource};
 
 /// How a result is written.
@@ -22,6 +23,20 @@ pub enum Format {
     Csv,
     /// A JSON array with one object per line; nothing shortened, binary as hex, NaN and infinity as null.
     Json,
+    /// JSON Lines: one such object a line, and nothing else.
+    Jsonl,
+    /// A Parquet file, columns as they are; see [`Session::save`].
+    Parquet,
+}
+
+impl Format {
+    /// Names, as users write them.
+    pub const NAMES: [&str; 5] = ["table", "csv", "json", "jsonl", "parquet"];
+
+    /// The format that a file's extension means.
+    pub fn of_path(path: &std::path::Path) -> Option<Self> {
+        path.extension()?.to_str()?.to_ascii_lowercase().parse().ok().filter(|format| *format != Self::Table)
+    }
 }
 
 impl std::str::FromStr for Format {
@@ -32,10 +47,9 @@ impl std::str::FromStr for Format {
             "table" => Ok(Self::Table),
             "csv" => Ok(Self::Csv),
             "json" => Ok(Self::Json),
-            _ => Err(Error::UnknownFormat {
-                name: name.into(),
-                help: spec::suggest::help(name, ["table", "csv", "json"]),
-            }),
+            "jsonl" => Ok(Self::Jsonl),
+            "parquet" => Ok(Self::Parquet),
+            _ => Err(Error::UnknownFormat { name: name.into(), help: spec::suggest::help(name, Self::NAMES) }),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Results as text: a grid to read, CSV and JSON to process.
+//! Results as text: a grid to read, CSV and JSON to process. Each row is written as it comes.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -7,12 +7,12 @@ use arrow::array::{Array, ArrayRef, RecordBatch, StringArray};
 use arrow::csv::{Writer as CsvWriter, WriterBuilder as CsvBuilder};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::error::ArrowError;
-use arrow::json::writer::{JsonFormat, Writer as JsonWriter, WriterBuilder as JsonBuilder};
+use arrow::json::writer::{JsonFormat, LineDelimited, Writer as JsonWriter, WriterBuilder as JsonBuilder};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
-use arrow::util::pretty::pretty_format_batches_with_options;
 
 use crate::Format;
 use crate::error::{Error, Result};
+use crate::grid::Grid;
 use crate::tensor::{Encoding, Tensors};
 
 /// Lists up to this length are shown whole in a grid.
@@ -28,20 +28,26 @@ pub(crate) struct Renderer<'w> {
 }
 
 enum Sink<'w> {
-    Grid { out: &'w mut dyn Write, batches: Vec<RecordBatch> },
+    Grid(Grid<'w>),
     Csv(CsvWriter<&'w mut dyn Write>),
     Json(JsonWriter<&'w mut dyn Write, Lines>),
+    Jsonl(JsonWriter<&'w mut dyn Write, LineDelimited>),
 }
 
 impl<'w> Renderer<'w> {
     pub(crate) fn start(format: Format, schema: &SchemaRef, out: &'w mut dyn Write) -> Result<Self> {
         let mut renderer = match format {
-            Format::Table => Self { schema: schema.clone(), rows: 0, sink: Sink::Grid { out, batches: Vec::new() } },
+            Format::Table => Self { schema: schema.clone(), rows: 0, sink: Sink::Grid(Grid::new(schema, out)) },
             Format::Csv => Self { schema: schema.clone(), rows: 0, sink: Sink::Csv(CsvBuilder::new().build(out)) },
             Format::Json => {
                 let writer = JsonBuilder::new().with_explicit_nulls(true).build(out);
                 Self { schema: distinct(schema), rows: 0, sink: Sink::Json(writer) }
             }
+            Format::Jsonl => {
+                let writer = JsonBuilder::new().with_explicit_nulls(true).build(out);
+                Self { schema: distinct(schema), rows: 0, sink: Sink::Jsonl(writer) }
+            }
+            Format::Parquet => return Err(Error::ParquetNeedsFile),
         };
         // The header, even if no row follows.
         renderer.write(&RecordBatch::new_empty(schema.clone()))?;
@@ -51,15 +57,18 @@ impl<'w> Renderer<'w> {
     pub(crate) fn write(&mut self, batch: &RecordBatch) -> Result<()> {
         self.rows += batch.num_rows() as u64;
         let text: fn(&dyn Array, &Field) -> Result<Option<ArrayRef>, ArrowError> = match &self.sink {
-            Sink::Grid { .. } => shortened,
+            Sink::Grid(_) => shortened,
             Sink::Csv(_) => |column, _| if flat(column.data_type()) { Ok(None) } else { spelled(column).map(Some) },
-            Sink::Json(_) => |column, _| if binary(column.data_type()) { spelled(column).map(Some) } else { Ok(None) },
+            Sink::Json(_) | Sink::Jsonl(_) => {
+                |column, _| if binary(column.data_type()) { spelled(column).map(Some) } else { Ok(None) }
+            }
         };
         let batch = map(batch, &self.schema, text).map_err(failed)?;
         match &mut self.sink {
-            Sink::Grid { batches, .. } => batches.push(batch),
+            Sink::Grid(grid) => grid.write(&batch)?,
             Sink::Csv(writer) => writer.write(&batch).map_err(failed)?,
             Sink::Json(writer) => writer.write(&batch).map_err(failed)?,
+            Sink::Jsonl(writer) => writer.write(&batch).map_err(failed)?,
         }
         Ok(())
     }
@@ -67,13 +76,13 @@ impl<'w> Renderer<'w> {
     /// Ends the result; its number of rows.
     pub(crate) fn finish(self) -> Result<u64> {
         match self.sink {
-            Sink::Grid { out, batches } => {
-                let options = FormatOptions::default().with_null("NULL").with_display_error(true);
-                let grid = pretty_format_batches_with_options(&batches, &options).map_err(failed)?;
-                writeln!(out, "{grid}").and_then(|()| out.flush()).map_err(Error::Output)?;
-            }
+            Sink::Grid(grid) => grid.finish()?,
             Sink::Csv(writer) => writer.into_inner().flush().map_err(Error::Output)?,
             Sink::Json(mut writer) => {
+                writer.finish().map_err(failed)?;
+                writer.into_inner().flush().map_err(Error::Output)?;
+            }
+            Sink::Jsonl(mut writer) => {
                 writer.finish().map_err(failed)?;
                 writer.into_inner().flush().map_err(Error::Output)?;
             }
@@ -82,7 +91,7 @@ impl<'w> Renderer<'w> {
     }
 }
 
-fn failed(error: ArrowError) -> Error {
+pub(crate) fn failed(error: ArrowError) -> Error {
     match error {
         ArrowError::IoError(_, source) => Error::Output(source),
         other => Error::Failed(other.to_string()),
@@ -165,7 +174,7 @@ fn glimpse(values: &[f64], encoding: Encoding, field: &Field) -> String {
 }
 
 /// Columns with names of their own: a JSON object would lose the second of two.
-fn distinct(schema: &Schema) -> SchemaRef {
+pub(crate) fn distinct(schema: &Schema) -> SchemaRef {
     let mut fields: Vec<Field> = Vec::new();
     for field in schema.fields() {
         let taken = |name: &str| fields.iter().any(|field| field.name() == name);

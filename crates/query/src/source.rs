@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 #[derive(Debug, Clone)]
 pub struct TableSource {
     pub(crate) name: String,
+    pub(crate) stage: Option<String>,
     origin: Origin,
 }
 
@@ -47,7 +48,7 @@ impl TableSource {
     /// that implies none makes no table.
     pub fn files(name: impl Into<String>, mut files: Vec<PathBuf>) -> Self {
         files.sort();
-        Self { name: name.into(), origin: Origin::Files(files) }
+        Self { name: name.into(), stage: None, origin: Origin::Files(files) }
     }
 
     /// A table in the files below `root` that match `glob`: `*` matches within a name, `**` any folders.
@@ -81,7 +82,14 @@ impl TableSource {
             Ok(decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(schema.clone())))
         };
         let batch = decode().map_err(|e: arrow::error::ArrowError| Error::Failed(format!("table `{name}`: {e}")))?;
-        Ok(Self { name, origin: Origin::Rows(batch) })
+        Ok(Self { name, stage: None, origin: Origin::Rows(batch) })
+    }
+
+    /// The same, under the name `stage.table`.
+    #[must_use]
+    pub fn of(mut self, stage: impl Into<String>) -> Self {
+        self.stage = Some(stage.into());
+        self
     }
 
     /// Name.

@@ -39,7 +39,8 @@ impl Matrix {
         let [r, g, b] = rgb.map(|value| f32::from(value) / 255.0);
         let y = self.red * r + (1.0 - self.red - self.blue) * g + self.blue * b;
         let (u, v) = ((b - y) / (2.0 * (1.0 - self.blue)), (r - y) / (2.0 * (1.0 - self.red)));
-        [least + y * luma, 128.0 + u * difference, 128.0 + v * difference].map(|value| value.round().clamp(0.0, 255.0) as u8)
+        [least + y * luma, 128.0 + u * difference, 128.0 + v * difference]
+            .map(|value| value.round().clamp(0.0, 255.0) as u8)
     }
 }
 

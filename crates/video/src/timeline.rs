@@ -6,7 +6,8 @@ const ROUNDING: f64 = 1e-3;
 /// The usual time between two frames, in seconds: the median, so that a pause does not count. `None` for fewer than two frames.
 pub(crate) fn usual_interval(timestamps: &mut Vec<f64>) -> Option<f64> {
     timestamps.sort_by(f64::total_cmp);
-    let mut intervals: Vec<f64> = timestamps.windows(2).map(|pair| pair[1] - pair[0]).filter(|gap| *gap > 0.0).collect();
+    let mut intervals: Vec<f64> =
+        timestamps.windows(2).map(|pair| pair[1] - pair[0]).filter(|gap| *gap > 0.0).collect();
     intervals.sort_by(f64::total_cmp);
     intervals.get(intervals.len() / 2).copied()
 }
@@ -80,7 +81,10 @@ mod tests {
         for unit in [1.0 / 90_000.0, 1e-3] {
             for count in [1, 5, 17, 33, 65] {
                 let clip = steady(16.0, count, unit);
-                assert_eq!(available(count as u32, (count as f64 - 1.0) / clip[count - 1].max(1e-9), 16.0), count as u32);
+                assert_eq!(
+                    available(count as u32, (count as f64 - 1.0) / clip[count - 1].max(1e-9), 16.0),
+                    count as u32
+                );
                 assert_eq!(picks(&clip, 16.0, count), (0..count).collect::<Vec<_>>());
             }
         }

@@ -41,7 +41,12 @@ impl Stage for Train {
             inputs: &[("shards", "shards"), ("captions", "encoded")],
             optional: &[],
             output: "checkpoint",
-            tables: &[("steps", "steps.parquet"), ("losses", "losses.parquet"), ("validation", "validation.parquet")],
+            tables: &[
+                ("steps", "steps.parquet"),
+                ("losses", "losses.parquet"),
+                ("validation", "validation.parquet"),
+                ("held", "held.parquet"),
+            ],
             measured: &["steps.parquet"],
             resumable: true,
             devices: &["cpu", "cuda"],

@@ -1,5 +1,6 @@
 //! The loop: plan, steps, records, validation, pictures, checkpoints; from the start or from the last checkpoint.
 
+use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
@@ -8,7 +9,7 @@ use models::ModelFolder;
 use serde_json::json;
 use spec::Problem;
 use stage::{Exit, Failure, Ledger, Outcome, SourceKind, Work};
-use tables::{Loss, Step};
+use tables::{Held, Loss, Step};
 
 use crate::batch::Recipe;
 use crate::checkpoint::{self, Checkpoint};
@@ -168,7 +169,21 @@ impl<'a> Run<'a> {
             Failure::new(Exit::Recipe, Problem::new(message).help("raise `step_scheduler.max_steps`"))
         })?;
         records.write(&self.work.request.output)?;
+        self.write_held()?;
         Ok(self.outcome(&records, &last))
+    }
+
+    /// Says which samples were not trained on.
+    fn write_held(&self) -> Result<(), Failure> {
+        let trained: BTreeSet<usize> = self.trained.iter().copied().collect();
+        let kept_out = self.dataset.items().iter().enumerate().filter(|(index, _)| !trained.contains(index));
+        let held = kept_out.map(|(_, item)| Held {
+            sample_id: item.sample_id.clone(),
+            bucket: item.bucket.to_string(),
+            reason: "held out for validation".to_owned(),
+        });
+        tables::write(&self.work.request.output.join("held.parquet"), held).map_err(Failure::from_diagnostic)?;
+        Ok(())
     }
 
     fn outcome(&self, records: &Records, last: &Checkpoint) -> Outcome {

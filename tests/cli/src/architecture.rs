@@ -16,7 +16,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("video", &["media"]),
     ("hub", &["spec"]),
     ("query", &["spec", "tables"]),
-    ("pipeline", &["spec", "store", "stage", "hub", "query"]),
+    ("report", &["query", "media"]),
+    ("pipeline", &["spec", "store", "stage", "hub", "query", "report"]),
     ("torch", &[]),
     ("nn", &["torch"]),
     ("models", &["nn", "torch"]),
@@ -31,8 +32,10 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("parity-tests", &[]),
 ];
 
-const TORCH_FREE: &[&str] =
-    &["spec", "store", "stage", "tables", "media", "video", "hub", "query", "pipeline", "ingest", "bucket", "datasets"];
+const TORCH_FREE: &[&str] = &[
+    "spec", "store", "stage", "tables", "media", "video", "hub", "query", "report", "pipeline", "ingest", "bucket",
+    "datasets",
+];
 
 /// Package → normal dependencies (by package name), over the whole graph.
 fn edges() -> BTreeMap<String, BTreeSet<String>> {

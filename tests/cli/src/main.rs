@@ -4,5 +4,6 @@ mod architecture;
 mod errors;
 mod project;
 mod runs;
+mod sql;
 mod support;
 mod tidy;

@@ -7,4 +7,5 @@ mod errors;
 mod failure;
 mod freshness;
 mod hub_sources;
+mod report;
 mod support;

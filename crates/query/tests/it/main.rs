@@ -5,4 +5,5 @@
 mod ask;
 mod errors;
 mod functions;
+mod larger;
 mod support;
