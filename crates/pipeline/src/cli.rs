@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::selection::{Request, Selection};
 use crate::sql::Question;
 use crate::workspace::{Options, Workspace, cache_folder};
-use crate::{clock, collect, execute, plan, report, show, sql, verify};
+use crate::{clock, collect, execute, plan, report, show, sql, status, verify, why};
 use store::Cache;
 
 const EXAMPLES: &str = "\
@@ -51,6 +51,10 @@ enum Command {
     Sql(SqlArgs),
     /// Show the current artifacts of a recipe, or of one of its stages in full
     Show(ShowArgs),
+    /// Say why a stage runs or does not, or what became of a sample
+    Explain(ExplainArgs),
+    /// Show where each stage stands, and the recipe's runs
+    Status(StatusArgs),
     /// Read every file of a recipe's artifacts again, or of the whole cache
     Verify(VerifyArgs),
     /// Free the space of artifacts that no kept run reaches
@@ -136,6 +140,21 @@ struct ShowArgs {
     common: Common,
     /// Show this stage in full
     stage: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct ExplainArgs {
+    #[command(flatten)]
+    common: Common,
+    /// A stage; or a sample, by its id or its source
+    #[arg(value_name = "STAGE|SAMPLE")]
+    subject: String,
+}
+
+#[derive(Debug, Args)]
+struct StatusArgs {
+    #[command(flatten)]
+    common: Common,
 }
 
 #[derive(Debug, Args)]
@@ -247,6 +266,10 @@ fn dispatch(command: Command) -> Result<()> {
             let workspace = Workspace::open(options(&args.common, None))?;
             show::print(&workspace, args.stage.as_deref(), args.common.json)
         }
+        Command::Explain(ExplainArgs { common, subject }) => {
+            why::print(&Workspace::open(options(&common, None))?, &subject, common.json)
+        }
+        Command::Status(StatusArgs { common }) => status::print(&Workspace::open(options(&common, None))?, common.json),
         Command::Verify(VerifyArgs { recipe: None, cache, json }) => {
             verify::cache(&Cache::open(&cache_folder(cache.as_deref()))?.hold(), json)
         }
@@ -337,7 +360,7 @@ fn one_stage(args: &[OsString]) -> Result<()> {
     execute::run(&workspace, &selection, parsed.common.json)
 }
 
-const OWN_COMMANDS: &[&str] = &["run", "plan", "sql", "show", "report", "verify", "gc"];
+const OWN_COMMANDS: &[&str] = &["run", "plan", "sql", "show", "report", "explain", "status", "verify", "gc"];
 
 fn unknown_command<'a>(verb: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
     Error::usage(format!("`{verb}` is neither a command nor a stage"), suggest::help(verb, known))

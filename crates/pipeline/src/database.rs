@@ -138,11 +138,7 @@ fn runs(workspace: &Workspace) -> (Vec<Value>, Vec<Value>) {
     let (mut runs, mut stages) = (Vec::new(), Vec::new());
     let recipe = &workspace.recipe.name;
     for number in workspace.cache.run_numbers(recipe) {
-        let path = workspace.cache.root().join("runs").join(recipe).join(number.to_string()).join("run.json");
-        let Some(record) = fs_err::read(path).ok().and_then(|bytes| serde_json::from_slice::<RunRecord>(&bytes).ok())
-        else {
-            continue;
-        };
+        let Some(record) = workspace.cache.run_record::<RunRecord>(recipe, number) else { continue };
         let count = |status: Status| record.stages.iter().filter(|stage| stage.status == status).count();
         let failed = record.stages.iter().find(|stage| stage.error.is_some()).map(|stage| stage.stage.clone());
         runs.push(json!({

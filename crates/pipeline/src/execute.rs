@@ -10,6 +10,7 @@ use stage::Exit;
 use store::{Artifact, Digest, Finished, InputRecord, Lock, Lookup, Manifest, Material, RunFolder, SourceRecord};
 
 use crate::clock;
+use crate::disk;
 use crate::error::{Error, Result};
 use crate::links;
 use crate::plan::{State, judge, left_out, states};
@@ -167,6 +168,7 @@ impl Run<'_> {
         if let Some(record) = self.record.stages.last_mut() {
             (record.seconds, record.rejected) = (seconds, ended.rejected);
             record.warnings.clone_from(&ended.warnings);
+            record.memory_bytes = ended.memory_bytes;
         }
 
         let done = match ended
@@ -175,7 +177,14 @@ impl Run<'_> {
             .and_then(|done| verify(name, &done).map(|()| done).map_err(|problem| (problem, Exit::Failed)))
         {
             Ok(done) => done,
-            Err((problem, exit)) => return Err(self.failed(stage, &key, &problem, exit, &log)),
+            Err((mut problem, exit)) => {
+                if disk::is_full(&problem.message) {
+                    let written = disk::used(&staging.out) + disk::used(&staging.scratch);
+                    let before = cache.manifests(name).first().map(Manifest::bytes);
+                    problem.help = Some(disk::help(cache.root(), written, ended.progress, before));
+                }
+                return Err(self.failed(stage, &key, &problem, exit, &log));
+            }
         };
         for source in &stage.sources {
             if !unchanged(cache, source)? {
@@ -316,6 +325,7 @@ impl Run<'_> {
             threads: stage.threads,
             notes: stage.checked.notes.clone(),
             warnings: Vec::new(),
+            memory_bytes: None,
             rejected: 0,
             error: None,
         });

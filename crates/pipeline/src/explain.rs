@@ -1,53 +1,115 @@
-//! Why a stage must run, in one sentence: what changed between two keys' materials.
+//! Why a stage must run: what changed between two keys' materials, in sentences, each with its place in the recipe.
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
 use serde_json::Value;
-use store::{Cache, Entry, Material};
+use store::{Cache, Digest, Entry, Material};
 
-/// At most this many changes are named; the rest is counted.
+use crate::workspace::Workspace;
+
+/// At most this many changes are named in one sentence; the rest is counted.
 const NAMED: usize = 3;
 
-/// What differs between an earlier result and the one that is asked for. `made_by` names an input's stage.
-pub(crate) fn changes(cache: &Cache, old: &Material, new: &Material, made_by: impl Fn(&str) -> String) -> String {
+/// One difference between an earlier result and the one that is asked for.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct Change {
+    /// The sentence.
+    pub(crate) what: String,
+    /// File and line of the value, if it was written.
+    pub(crate) place: Option<String>,
+    /// Parameter, `.`-separated, if it is one.
+    pub(crate) parameter: Option<String>,
+    /// Value before, if it is a parameter.
+    pub(crate) old: Option<Value>,
+    /// Value now.
+    pub(crate) new: Option<Value>,
+    /// Files of a source: changed, new or gone.
+    pub(crate) files: Vec<String>,
+    /// Stage whose result changed, if it is an input.
+    pub(crate) input: Option<String>,
+}
+
+impl Change {
+    fn of(what: String) -> Self {
+        Self { what, place: None, parameter: None, old: None, new: None, files: Vec::new(), input: None }
+    }
+
+    /// The sentence with its place.
+    pub(crate) fn told(&self) -> String {
+        match &self.place {
+            Some(place) => format!("{} ({place})", self.what),
+            None => self.what.clone(),
+        }
+    }
+}
+
+/// The first few changes in one sentence.
+pub(crate) fn sentence(changes: &[Change]) -> String {
+    let mut told: Vec<String> = changes.iter().take(NAMED).map(Change::told).collect();
+    if changes.len() > NAMED {
+        told.push(format!("{} more", changes.len() - NAMED));
+    }
+    told.join(", ")
+}
+
+/// All that differs between an earlier result of a stage and the one that is asked for.
+pub(crate) fn changes(workspace: &Workspace, stage: &str, old: &Material, new: &Material) -> Vec<Change> {
     let mut changes = Vec::new();
     if old.schema != new.schema {
-        changes.push(format!("the format of keys changed {} → {}", old.schema, new.schema));
+        changes.push(Change::of(format!("the format of keys changed {} → {}", old.schema, new.schema)));
     }
     if old.version != new.version {
-        changes.push(format!("the stage's own version changed {} → {}", old.version, new.version));
+        changes.push(Change::of(format!("the stage's own version changed {} → {}", old.version, new.version)));
     }
-    parameters("", &old.parameters, &new.parameters, &mut changes);
+    parameters("", &old.parameters, &new.parameters, &mut |path, old, new| {
+        let change = Change::of(format!("parameter `{path}` changed {} → {}", told(old), told(new)));
+        let values = (Some(old.clone()), Some(new.clone()));
+        let place = place(workspace, stage, path);
+        changes.push(Change { place, parameter: Some(path.to_owned()), old: values.0, new: values.1, ..change });
+    });
     for (name, digest) in &new.sources {
+        let place = || place(workspace, stage, name);
         match old.sources.get(name) {
-            None => changes.push(format!("source `{name}` is new")),
+            None => changes.push(Change { place: place(), ..Change::of(format!("source `{name}` is new")) }),
             Some(before) if before != digest => {
-                changes.push(match files(cache, before, digest) {
-                    Some(files) => format!("source `{name}` changed: {files}"),
-                    None => format!("source `{name}` changed"),
-                });
+                let files = files(&workspace.cache, before, digest);
+                let told = if files.is_empty() { String::new() } else { format!(": {}", listed(&files)) };
+                changes.push(Change { files, ..Change::of(format!("source `{name}` changed{told}")) });
             }
             Some(_) => {}
         }
     }
-    changes
-        .extend(old.sources.keys().filter(|n| !new.sources.contains_key(*n)).map(|n| format!("source `{n}` is gone")));
+    let gone = old.sources.keys().filter(|name| !new.sources.contains_key(*name));
+    changes.extend(gone.map(|name| Change::of(format!("source `{name}` is gone"))));
+    let from = |input: &str| {
+        let node = workspace.graph.node(stage);
+        node.and_then(|node| node.inputs.get(input)).cloned().unwrap_or_else(|| input.to_owned())
+    };
     for (name, digest) in &new.inputs {
         if old.inputs.get(name) != Some(digest) {
-            changes.push(format!("input `{}` changed", made_by(name)));
+            let from = from(name);
+            changes.push(Change { input: Some(from.clone()), ..Change::of(format!("input `{from}` changed")) });
         }
     }
-    changes.extend(old.inputs.keys().filter(|n| !new.inputs.contains_key(*n)).map(|n| format!("input `{n}` is gone")));
+    let gone = old.inputs.keys().filter(|name| !new.inputs.contains_key(*name));
+    changes.extend(gone.map(|name| Change::of(format!("input `{name}` is gone"))));
     changes.dedup();
-    let more = changes.len().saturating_sub(NAMED);
-    changes.truncate(NAMED);
-    if more > 0 {
-        changes.push(format!("{more} more"));
-    }
-    changes.join(", ")
+    changes
 }
 
-fn parameters(path: &str, old: &Value, new: &Value, changes: &mut Vec<String>) {
+/// Where a parameter was written. A stage may group its parameters in the key: `pictures.dtype` is `dtype` in the recipe.
+fn place(workspace: &Workspace, stage: &str, path: &str) -> Option<String> {
+    let mut path = path;
+    loop {
+        if let Some((file, line)) = workspace.recipe.written(&workspace.graph, stage, path) {
+            return Some(if file == "--set" { file } else { format!("{file}:{line}") });
+        }
+        path = path.split_once('.')?.1;
+    }
+}
+
+fn parameters(path: &str, old: &Value, new: &Value, changed: &mut impl FnMut(&str, &Value, &Value)) {
     match (old, new) {
         (Value::Object(a), Value::Object(b)) => {
             let mut names: Vec<&String> = a.keys().chain(b.keys()).collect();
@@ -56,11 +118,11 @@ fn parameters(path: &str, old: &Value, new: &Value, changes: &mut Vec<String>) {
             for name in names {
                 let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
                 let absent = &Value::Null;
-                parameters(&path, a.get(name).unwrap_or(absent), b.get(name).unwrap_or(absent), changes);
+                parameters(&path, a.get(name).unwrap_or(absent), b.get(name).unwrap_or(absent), changed);
             }
         }
         _ if old == new => {}
-        _ => changes.push(format!("parameter `{path}` changed {} → {}", told(old), told(new))),
+        _ => changed(path, old, new),
     }
 }
 
@@ -73,12 +135,19 @@ fn told(value: &Value) -> String {
     if text.chars().count() > 60 { format!("{}…", text.chars().take(57).collect::<String>()) } else { text }
 }
 
-/// Which files of a source changed.
-fn files(cache: &Cache, old: &store::Digest, new: &store::Digest) -> Option<String> {
+fn listed(files: &[String]) -> String {
+    let more = files.len().saturating_sub(NAMED);
+    let text = files[..files.len() - more].join(", ");
+    if more > 0 { format!("{text} and {more} more") } else { text }
+}
+
+/// Which files of a source changed, as far as both lists are remembered.
+fn files(cache: &Cache, old: &Digest, new: &Digest) -> Vec<String> {
     let by_path = |entries: Vec<Entry>| -> BTreeMap<String, String> {
         entries.into_iter().map(|entry| (entry.path, entry.digest)).collect()
     };
-    let (old, new) = (by_path(cache.entries_of(old)?), by_path(cache.entries_of(new)?));
+    let (Some(old), Some(new)) = (cache.entries_of(old), cache.entries_of(new)) else { return Vec::new() };
+    let (old, new) = (by_path(old), by_path(new));
     let mut named: Vec<String> = new
         .iter()
         .filter_map(|(path, digest)| match old.get(path) {
@@ -89,8 +158,5 @@ fn files(cache: &Cache, old: &store::Digest, new: &store::Digest) -> Option<Stri
         .collect();
     named.extend(old.keys().filter(|path| !new.contains_key(*path)).map(|path| format!("{path} (gone)")));
     named.sort();
-    let more = named.len().saturating_sub(NAMED);
-    named.truncate(NAMED);
-    let text = named.join(", ");
-    Some(if more > 0 { format!("{text} and {more} more") } else { text })
+    named
 }

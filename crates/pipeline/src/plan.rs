@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use serde_json::json;
-use store::{Artifact, Lookup, Material, SCHEMA};
+use store::{Artifact, Digest, Lookup, Material, SCHEMA};
 
 use crate::clock;
+use crate::disk;
 use crate::error::{Error, Result, say};
-use crate::explain;
+use crate::explain::{self, Change};
+use crate::forecast::Forecast;
 use crate::record::last_made;
 use crate::selection::Selection;
 use crate::workspace::{Prepared, Workspace};
@@ -19,7 +21,7 @@ pub(crate) enum State {
     /// Nothing: the result is there.
     Cached { artifact: Box<Artifact> },
     /// Run it. `lost` is what an earlier artifact that is damaged took to make, in seconds.
-    ToRun { material: Material, reason: String, lost: Option<f64> },
+    ToRun { material: Material, reason: String, changes: Vec<Change>, lost: Option<f64> },
     /// Not known before these stages ran.
     Waits { on: Vec<String> },
 }
@@ -53,7 +55,7 @@ pub(crate) fn judge(workspace: &Workspace, stage: &Prepared, made: &BTreeMap<Str
     let name = &stage.node.name;
     let key = material.key();
     let lookup = if workspace.options.repair { cache.verify(name, &key) } else { cache.artifact(name, &key) };
-    let mut lost = None;
+    let (mut lost, mut changes) = (None, Vec::new());
     let reason = match lookup {
         Lookup::Hit(_) if forced => "forced".to_owned(),
         Lookup::Hit(artifact) => return State::Cached { artifact },
@@ -65,14 +67,15 @@ pub(crate) fn judge(workspace: &Workspace, stage: &Prepared, made: &BTreeMap<Str
             None => "no earlier artifact".to_owned(),
             Some((record, _)) if record.key == material.key() => "the earlier artifact was removed".to_owned(),
             Some((record, _)) => match cache.manifest(&stage.node.name, &record.key) {
-                Ok(Some(manifest)) => explain::changes(cache, &manifest.material, &material, |input| {
-                    stage.node.inputs.get(input).cloned().unwrap_or_else(|| input.to_owned())
-                }),
+                Ok(Some(manifest)) => {
+                    changes = explain::changes(workspace, name, &manifest.material, &material);
+                    explain::sentence(&changes)
+                }
                 Ok(None) | Err(_) => "no earlier artifact".to_owned(),
             },
         },
     };
-    State::ToRun { material, reason, lost }
+    State::ToRun { material, reason, changes, lost }
 }
 
 /// The error of a stage that must not run here and is not there.
@@ -105,50 +108,110 @@ pub(crate) fn states(workspace: &Workspace, selection: &Selection, stages: &[Pre
     Ok(states)
 }
 
+/// Artifacts that are there, by stage.
+pub(crate) fn there(states: &[State]) -> BTreeMap<String, Artifact> {
+    let there = states.iter().filter_map(|state| match state {
+        State::Cached { artifact } => Some((artifact.manifest.stage.clone(), (**artifact).clone())),
+        State::ToRun { .. } | State::Waits { .. } => None,
+    });
+    there.collect()
+}
+
+/// Prices of the stages that are to run or wait, in the order of `stages`; of a cached one, nothing.
+pub(crate) fn forecasts(workspace: &Workspace, stages: &[Prepared], states: &[State]) -> Vec<Option<Forecast>> {
+    let made = there(states);
+    // Files that changed anywhere before a waiting stage.
+    let changed: Vec<String> = (states.iter())
+        .flat_map(|state| match state {
+            State::ToRun { changes, .. } => changes.as_slice(),
+            State::Cached { .. } | State::Waits { .. } => &[],
+        })
+        .flat_map(|change| &change.files)
+        .map(|file| file.trim_end_matches(" (new)").trim_end_matches(" (gone)").to_owned())
+        .collect();
+    let of = |(stage, state): (&Prepared, &State)| match state {
+        State::Cached { .. } => None,
+        State::ToRun { .. } => Some(Forecast::of(workspace, stage, &made, None)),
+        State::Waits { .. } => Some(Forecast::of(workspace, stage, &made, Some(changed.clone()))),
+    };
+    stages.iter().zip(states).map(of).collect()
+}
+
 /// `pipeline plan`.
 pub(crate) fn print(workspace: &Workspace, selection: &Selection, json: bool) -> Result<()> {
     let stages = workspace.prepare(&selection.all, &selection.implied)?;
     let states = states(workspace, selection, &stages)?;
-    let mut out = String::new();
-    let width = stages.iter().map(|stage| stage.node.name.len()).max().unwrap_or(0);
-    let (mut to_run, mut list) = (0, Vec::new());
-    for (stage, state) in stages.iter().zip(&states) {
-        let name = &stage.node.name;
-        let (word, reason, key) = match state {
-            State::Cached { artifact } => {
-                let rows = artifact.manifest.ledger.get("out").and_then(serde_json::Value::as_u64).unwrap_or(0);
-                let text = format!("{rows} rows, {}", clock::size(artifact.manifest.bytes()));
-                ("cached", text, Some(artifact.manifest.key))
-            }
-            State::ToRun { material, reason, .. } => ("to run", reason.clone(), Some(material.key())),
-            State::Waits { on } => ("waits", format!("for {}", on.join(", ")), None),
-        };
-        to_run += usize::from(word != "cached");
-        if json {
-            list.push(json!({
-                "stage": name, "state": word.replace(' ', "_"), "reason": reason, "key": key, "device": stage.device,
-                "notes": stage.checked.notes,
-            }));
-        } else {
-            let _ = writeln!(out, "{name:width$}  {word:6}  {reason}");
-            for note in &stage.checked.notes {
-                let _ = writeln!(out, "{:width$}          note: {note}", "");
-            }
-        }
-    }
-    if json {
-        let plan = json!({
-            "recipe": workspace.recipe.name, "overrides": workspace.recipe.overrides, "to_run": to_run, "stages": list,
-        });
-        out = format!("{plan}\n");
+    let forecasts = forecasts(workspace, &stages, &states);
+    let out = if json {
+        as_json(workspace, &stages, &states, &forecasts)
     } else {
-        for text in &workspace.recipe.overrides {
-            let _ = writeln!(out, "override: {text}");
-        }
-        if to_run == 0 {
-            out.push_str("nothing to do\n");
-        }
-    }
+        as_text(workspace, &stages, &states, &forecasts)
+    };
     say(&mut std::io::stdout(), &out);
     Ok(())
+}
+
+/// State in a word, why, and the key if it is known.
+fn words(state: &State) -> (&'static str, String, Option<Digest>) {
+    match state {
+        State::Cached { artifact } => {
+            let manifest = &artifact.manifest;
+            let rows = |name: &str| manifest.ledger.get(name).and_then(serde_json::Value::as_u64).unwrap_or(0);
+            let held = if rows("held") > 0 { format!(", {} held back", rows("held")) } else { String::new() };
+            ("cached", format!("{} rows{held}, {}", rows("out"), clock::size(manifest.bytes())), Some(manifest.key))
+        }
+        State::ToRun { material, reason, .. } => ("to run", reason.clone(), Some(material.key())),
+        State::Waits { on } => ("waits", format!("for {}", on.join(", ")), None),
+    }
+}
+
+fn as_json(workspace: &Workspace, stages: &[Prepared], states: &[State], forecasts: &[Option<Forecast>]) -> String {
+    let stage = |((stage, state), forecast): ((&Prepared, &State), &Option<Forecast>)| {
+        let (word, reason, key) = words(state);
+        let changes = if let State::ToRun { changes, .. } = state { changes.as_slice() } else { &[] };
+        let manifest = if let State::Cached { artifact } = state { Some(&artifact.manifest) } else { None };
+        json!({
+            "stage": stage.node.name, "state": word.replace(' ', "_"), "reason": reason, "changes": changes, "key": key,
+            "device": stage.device, "notes": stage.checked.notes, "forecast": forecast,
+            "ledger": manifest.map(|manifest| &manifest.ledger), "summary": manifest.map(|manifest| &manifest.summary),
+        })
+    };
+    let list: Vec<_> = stages.iter().zip(states).zip(forecasts).map(stage).collect();
+    let to_run = forecasts.iter().flatten().count();
+    let plan = json!({
+        "recipe": workspace.recipe.name, "overrides": workspace.recipe.overrides, "to_run": to_run, "stages": list,
+        "free_bytes": disk::free(workspace.cache.root()),
+    });
+    format!("{plan}\n")
+}
+
+fn as_text(workspace: &Workspace, stages: &[Prepared], states: &[State], forecasts: &[Option<Forecast>]) -> String {
+    let mut out = String::new();
+    let width = stages.iter().map(|stage| stage.node.name.len()).max().unwrap_or(0);
+    for ((stage, state), forecast) in stages.iter().zip(states).zip(forecasts) {
+        let (word, reason, _) = words(state);
+        let _ = writeln!(out, "{:width$}  {word:6}  {reason}", stage.node.name);
+        let told = forecast.iter().flat_map(|forecast| std::iter::once(forecast.line()).chain(forecast.facts.clone()));
+        for line in told.chain(stage.checked.notes.iter().map(|note| format!("note: {note}"))) {
+            if !line.is_empty() {
+                let _ = writeln!(out, "{:width$}          {line}", "");
+            }
+        }
+    }
+    for text in &workspace.recipe.overrides {
+        let _ = writeln!(out, "override: {text}");
+    }
+    let coming: Vec<&Forecast> = forecasts.iter().flatten().collect();
+    if coming.is_empty() {
+        out.push_str("nothing to do\n");
+        return out;
+    }
+    let all = |of: fn(&Forecast) -> Option<f64>| coming.iter().map(|forecast| of(forecast)).sum::<Option<f64>>();
+    let mut total = vec![format!("{} to run", coming.len())];
+    total.extend(all(|forecast| forecast.seconds).map(|seconds| format!("about {}", clock::told(seconds))));
+    let bytes = all(|forecast| forecast.bytes.map(|bytes| bytes as f64)).map(|bytes| clock::size(bytes as u64));
+    let free = disk::free(workspace.cache.root()).map(clock::size);
+    total.extend(bytes.zip(free).map(|(bytes, free)| format!("{bytes} of {free} free")));
+    let _ = writeln!(out, "{}", total.join(", "));
+    out
 }

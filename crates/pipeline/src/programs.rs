@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use spec::graph::Node;
 use spec::{Mistake, Problem};
-use stage::{CONTRACT, CheckRequest, Checked, Description, Exit, SourceKind};
+use stage::{CONTRACT, CheckRequest, Checked, Description, Estimate, EstimateRequest, Exit, SourceKind};
 use store::{Cache, Digest, FileStamp};
 
 use crate::error::{Error, Result};
@@ -111,6 +111,11 @@ impl Program {
             cache.remember("check", &question, &CheckMemo { checked: checked.clone(), consulted });
         }
         Ok(checked)
+    }
+
+    /// Asks the program what a run would have to do.
+    pub(crate) fn estimate(&self, stage: &str, request: &EstimateRequest) -> Result<Estimate> {
+        self.ask(stage, "estimate", Some(&json!(request)))
     }
 
     /// Runs `program verb [--request -]` and reads the one JSON value it answers.

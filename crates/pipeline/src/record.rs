@@ -37,6 +37,9 @@ pub(crate) struct StageRecord {
     /// Settings without effect.
     pub(crate) notes: Vec<String>,
     pub(crate) warnings: Vec<String>,
+    /// Peak of the resident memory of the stage's process.
+    #[serde(default)]
+    pub(crate) memory_bytes: Option<u64>,
     /// Items that it refused while running, as reported.
     pub(crate) rejected: u64,
     /// What went wrong, if it failed.
@@ -62,6 +65,14 @@ impl Status {
             Self::Interrupted => "interrupted",
         }
     }
+}
+
+/// Peak memory of a stage the last time it was measured.
+pub(crate) fn last_memory(cache: &Cache, recipe: &str, stage: &str) -> Option<u64> {
+    let records = cache.run_records::<RunRecord>(recipe).flat_map(|run| run.stages);
+    records
+        .filter(|record| record.stage == stage && record.status == Status::Made)
+        .find_map(|record| record.memory_bytes)
 }
 
 /// The newest record of a stage in a recipe's runs that left an artifact, with the artifact if it is still whole.

@@ -53,7 +53,7 @@ fn last_run(workspace: &Workspace) -> Option<(RunFolder, RunRecord)> {
     let runs = workspace.cache.root().join("runs").join(&workspace.recipe.name);
     workspace.cache.run_numbers(&workspace.recipe.name).into_iter().rev().find_map(|number| {
         let path = runs.join(number.to_string());
-        let record = serde_json::from_slice(&fs_err::read(path.join("run.json")).ok()?).ok()?;
+        let record = workspace.cache.run_record(&workspace.recipe.name, number)?;
         Some((RunFolder { number, path }, record))
     })
 }

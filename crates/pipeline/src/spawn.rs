@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use spec::Problem;
@@ -38,6 +38,10 @@ pub(crate) struct Ended {
     pub(crate) outcome: std::result::Result<Done, Failed>,
     pub(crate) warnings: Vec<String>,
     pub(crate) rejected: u64,
+    /// Done and total of the last phase, when the total was known.
+    pub(crate) progress: Option<(u64, u64)>,
+    /// Peak of the process's resident memory, as last seen.
+    pub(crate) memory_bytes: Option<u64>,
 }
 
 /// Runs a stage program to its end; `on_event` sees each event as it comes. It holds `lock` as long as it lives.
@@ -66,18 +70,22 @@ pub(crate) fn run(
         Err(error) => {
             let problem = Problem::new(format!("`{}` cannot be started: {error}", program.display()));
             let outcome = Err(Failed { problem, exit: Exit::Failed });
-            return Ok(Ended { outcome, warnings: Vec::new(), rejected: 0 });
+            return Ok(Ended { outcome, warnings: Vec::new(), rejected: 0, progress: None, memory_bytes: None });
         }
     };
     interrupt.watch(Some(child.id()));
-    let (mut last, mut warnings, mut rejected) = (None, Vec::new(), 0);
-    let status = listen(&mut child, |line| match serde_json::from_slice::<Event>(line) {
+    let (mut last, mut warnings, mut rejected, mut progress) = (None, Vec::new(), 0, None);
+    let id = child.id();
+    let mut memory_bytes = None;
+    let watch = || memory_bytes = peak_memory(id).or(memory_bytes);
+    let status = listen(&mut child, watch, |line| match serde_json::from_slice::<Event>(line) {
         Ok(event) => {
             match &event {
                 Event::Warning { message } => warnings.push(message.clone()),
                 Event::Rejected { .. } => rejected += 1,
                 Event::Done { .. } | Event::Failed { .. } => last = Some(event.clone()),
-                Event::Progress { .. } | Event::Metric { .. } | Event::Output { .. } => {}
+                Event::Progress { done, total, .. } => progress = total.map(|total| (*done, total)),
+                Event::Metric { .. } | Event::Output { .. } => {}
             }
             on_event(&event);
         }
@@ -88,11 +96,21 @@ pub(crate) fn run(
     });
     interrupt.watch(None);
     let outcome = judge(program, last, status?);
-    Ok(Ended { outcome, warnings, rejected })
+    Ok(Ended { outcome, warnings, rejected, progress, memory_bytes })
 }
 
-/// Feeds each line of the child's standard output to `on_line` until the child is gone.
-fn listen(child: &mut Child, mut on_line: impl FnMut(&[u8])) -> Result<ExitStatus> {
+/// How often a process is looked at.
+const WATCH: Duration = Duration::from_millis(100);
+
+/// Peak of a living process's resident memory, as Linux tells.
+fn peak_memory(id: u32) -> Option<u64> {
+    let text = fs_err::read_to_string(format!("/proc/{id}/status")).ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+/// Feeds each line of the child's standard output to `on_line` until the child is gone; calls `watch` now and then.
+fn listen(child: &mut Child, mut watch: impl FnMut(), mut on_line: impl FnMut(&[u8])) -> Result<ExitStatus> {
     let (send, lines) = mpsc::channel::<Vec<u8>>();
     if let Some(stdout) = child.stdout.take() {
         thread::Builder::new().name("events".to_owned()).spawn(move || {
@@ -105,11 +123,20 @@ fn listen(child: &mut Child, mut on_line: impl FnMut(&[u8])) -> Result<ExitStatu
     } else {
         drop(send);
     }
+    watch();
+    let mut seen = Instant::now();
     loop {
-        match lines.recv_timeout(Duration::from_millis(100)) {
-            Ok(line) => on_line(&line),
+        match lines.recv_timeout(WATCH) {
+            Ok(line) => {
+                if seen.elapsed() >= WATCH {
+                    watch();
+                    seen = Instant::now();
+                }
+                on_line(&line);
+            }
             Err(RecvTimeoutError::Disconnected) => return Ok(child.wait()?),
             Err(RecvTimeoutError::Timeout) => {
+                watch();
                 // A process that the stage left behind may hold the pipe open.
                 if let Some(status) = child.try_wait()? {
                     while let Ok(line) = lines.recv_timeout(Duration::from_millis(100)) {

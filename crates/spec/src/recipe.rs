@@ -175,6 +175,16 @@ impl Recipe {
         }
     }
 
+    /// File and line where a stage's parameter was written: in its table, where the graph wires it from, or in a `--set`.
+    pub fn written(&self, graph: &Graph, stage: &str, field: &str) -> Option<(String, usize)> {
+        let top = field.split(['.', '[']).next().unwrap_or(field);
+        let wired = graph.node(stage).and_then(|node| node.defaults.get(top));
+        let own = self.places.get(&format!("{stage}.{field}"));
+        let place = own.or_else(|| self.places.get(&format!("{}{}", wired?, &field[top.len()..])))?;
+        let mistake = Mistake::new("").at(&place.origin, place.value.clone(), "");
+        mistake.line().map(|(file, line)| (file.to_owned(), line))
+    }
+
     /// Puts the mistake at `path`, or at the nearest table or list around it that was written.
     fn place(&self, mut mistake: Mistake, path: &str, label: &str) -> Mistake {
         let mut path = path;

@@ -48,6 +48,9 @@ pub struct Description {
     pub resumable: bool,
     /// Devices it can use: `cpu`, `cuda`.
     pub devices: Vec<String>,
+    /// Whether it answers `estimate`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub estimates: bool,
 }
 
 /// What `pipeline-<verb> check --request FILE` reads.
@@ -168,6 +171,55 @@ pub struct RunRequest {
     pub device: String,
     /// CPU threads this stage may use.
     pub threads: usize,
+}
+
+/// What `pipeline-<verb> estimate --request FILE` reads: what would a run have to do?
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EstimateRequest {
+    /// [`CONTRACT`].
+    pub contract: u32,
+    /// As in [`RunRequest`].
+    pub parameters: Value,
+    /// As in [`RunRequest`].
+    pub base_dir: PathBuf,
+    /// As in [`RunRequest`].
+    pub sources: BTreeMap<String, ResolvedSource>,
+    /// As in [`RunRequest`]; or, if `changed` is given, what the stages before this one made the last time.
+    pub inputs: BTreeMap<String, PathBuf>,
+    /// As in [`RunRequest`].
+    pub previous: Vec<PathBuf>,
+    /// As in [`RunRequest`].
+    pub memo: Option<PathBuf>,
+    /// Source files that changed since `inputs` were made, when a stage before this one has yet to run.
+    pub changed: Option<Vec<String>>,
+}
+
+/// What `estimate` prints. Nothing is loaded, fetched or written; what cannot be known cheaply is left out.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Estimate {
+    /// Kinds of items, and how many of them have to be made. `info.new` of a finished run counts them by the same names, from
+    /// which the time of the next one is told.
+    pub items: Vec<Items>,
+    /// Size of the result.
+    pub bytes: Option<u64>,
+    /// Further facts for a person, one line each: `39 batches of 2 an epoch, 1 sample held back`.
+    pub facts: Vec<String>,
+}
+
+/// Items of one kind.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Items {
+    /// Kind, plural: `latents`.
+    pub name: String,
+    /// All that the result will hold.
+    pub total: u64,
+    /// Those that have to be made.
+    pub todo: u64,
+    /// Why, if it is known: "pixels of `m13.jpg` changed".
+    pub because: Option<String>,
 }
 
 /// One line on a running stage's standard output.

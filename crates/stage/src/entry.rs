@@ -12,7 +12,8 @@ use spec::Problem;
 
 use crate::parameters::parse;
 use crate::{
-    CONTRACT, CheckRequest, Checked, Description, Event, Events, Exit, Failure, Outcome, RunRequest, Stage, Work,
+    CONTRACT, CheckRequest, Checked, Description, Estimate, EstimateRequest, Event, Events, Exit, Failure, Outcome,
+    RunRequest, Stage, Work,
 };
 
 /// Answers `describe`, `check --request FILE` and `run --request FILE` (`-` is standard input) for stage `S`.
@@ -26,6 +27,12 @@ pub fn entry<S: Stage>() -> ExitCode {
             Ok(request) => answer(&check::<S>(&description, &request)),
             Err(failure) => complain(&failure),
         },
+        ["estimate", "--request", file] => {
+            match read_request::<EstimateRequest>(Path::new(file)).and_then(estimate::<S>) {
+                Ok(estimate) => answer(&estimate),
+                Err(failure) => complain(&failure),
+            }
+        }
         ["run", "--request", file] => match read_request::<RunRequest>(Path::new(file)) {
             Ok(request) => run::<S>(&description, request),
             Err(failure) => complain(&failure),
@@ -54,6 +61,7 @@ fn usage(description: &Description) -> String {
          usage:\n  \
          pipeline-{stage} describe              what it takes and makes, as JSON\n  \
          pipeline-{stage} check --request FILE  looks parameters over, answers in JSON\n  \
+         pipeline-{stage} estimate --request FILE  says what a run would have to do\n  \
          pipeline-{stage} run --request FILE    does the work, reports in JSON lines\n",
         about = description.about,
     )
@@ -64,6 +72,12 @@ fn check<S: Stage>(description: &Description, request: &CheckRequest) -> Checked
         Ok((parameters, settings)) => S::check(&parameters, &settings, request),
         Err(problems) => Checked { problems, ..Checked::default() },
     }
+}
+
+fn estimate<S: Stage>(request: EstimateRequest) -> Result<Estimate, Failure> {
+    let description = S::describe().description::<S>();
+    let (parameters, _) = parse::<S>(&description, &request.parameters).map_err(first)?;
+    S::estimate(&parameters, &request)
 }
 
 fn run<S: Stage>(description: &Description, request: RunRequest) -> Exit {

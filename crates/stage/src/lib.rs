@@ -39,6 +39,14 @@ pub trait Stage: Sized {
 
     /// Does the work: fills `work.request.output`.
     fn run(work: &Work<Self>) -> Result<Outcome, Failure>;
+
+    /// Whether [`Stage::estimate`] has something to say.
+    const ESTIMATES: bool = false;
+
+    /// Says what a run would have to do, without doing any of it.
+    fn estimate(_: &Self::Parameters, _: &EstimateRequest) -> Result<Estimate, Failure> {
+        Ok(Estimate::default())
+    }
 }
 
 /// A [`Description`] without what can be derived from types.
@@ -86,6 +94,7 @@ impl About {
             measured: self.measured.iter().map(|glob| (*glob).to_owned()).collect(),
             resumable: self.resumable,
             devices: self.devices.iter().map(|d| (*d).to_owned()).collect(),
+            estimates: S::ESTIMATES,
         }
     }
 }

@@ -153,6 +153,11 @@ impl Cache {
         names(&self.root.join("artifacts").join(stage)).iter().filter_map(|name| name.parse().ok()).collect()
     }
 
+    /// Keys of a stage for which there is a work folder, sorted.
+    pub fn keys_in_work(&self, stage: &str) -> Vec<Digest> {
+        names(&self.root.join("work").join(stage)).iter().filter_map(|name| name.parse().ok()).collect()
+    }
+
     /// The small answers remembered beside the artifacts.
     pub fn memo(&self) -> &Memo {
         &self.memo

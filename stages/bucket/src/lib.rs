@@ -9,7 +9,7 @@ mod plan;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use spec::Problem;
-use stage::{About, CheckRequest, Checked, Exit, Failure, Outcome, Stage, Work};
+use stage::{About, CheckRequest, Checked, Estimate, EstimateRequest, Exit, Failure, Outcome, Stage, Work};
 
 /// What is done with the rows of a bucket that fill no batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
@@ -81,6 +81,15 @@ impl Stage for Bucketing {
             checked.notes.push("`remainder` has no effect with `batch_size = 1`: there is never a remainder".into());
         }
         checked
+    }
+
+    const ESTIMATES: bool = true;
+
+    fn estimate(parameters: &Parameters, request: &EstimateRequest) -> Result<Estimate, Failure> {
+        match request.inputs.get("latents") {
+            Some(input) => pack::estimate(input, parameters),
+            None => Ok(Estimate::default()),
+        }
     }
 
     fn run(work: &Work<Self>) -> Result<Outcome, Failure> {

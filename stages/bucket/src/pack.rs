@@ -6,7 +6,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use spec::{Bucket, Problem};
-use stage::{Events, Exit, Failure, Ledger, Outcome};
+use stage::{Estimate, Events, Exit, Failure, Ledger, Outcome};
 use store::Digest;
 use tables::{Held, HeldWriter, LatentReader, Location, RejectsWriter, ShardRow, ShardWriter, ShardsWriter};
 
@@ -29,18 +29,15 @@ struct Report {
 type Rows = BTreeMap<String, Location>;
 
 pub(crate) fn pack(input: &Path, output: &Path, parameters: &Parameters, events: &Events) -> Result<Outcome, Failure> {
-    let latents = match LatentReader::open(&input.join("latents")) {
-        Err(tables::Error::NoFiles { .. }) => return Err(nothing()),
-        Err(error) if error.io_kind() == Some(std::io::ErrorKind::NotFound) => return Err(nothing()),
-        latents => latents.map_err(unreadable)?,
-    };
+    let latents = open(input)?;
     let buckets = index(&latents)?;
     if latents.is_empty() {
         return Err(nothing());
     }
-    let row_bytes = |bucket: Bucket| 2 * latents.meta().shape(bucket).iter().product::<usize>();
-    let plans: BTreeMap<Bucket, Plan> =
-        buckets.iter().map(|(&bucket, rows)| (bucket, plan(rows.len(), row_bytes(bucket), parameters))).collect();
+    let plans: BTreeMap<Bucket, Plan> = buckets
+        .iter()
+        .map(|(&bucket, rows)| (bucket, plan(rows.len(), row_bytes(&latents, bucket), parameters)))
+        .collect();
     if plans.values().all(|plan| plan.kept == 0) {
         let message =
             format!("no bucket has a whole batch of {} rows, so every row would be held back", parameters.batch_size);
@@ -74,6 +71,36 @@ pub(crate) fn pack(input: &Path, output: &Path, parameters: &Parameters, events:
     held.finish().map_err(unwritable)?;
     RejectsWriter::create(&output.join("rejects.parquet")).and_then(RejectsWriter::finish).map_err(unwritable)?;
     Ok(outcome(latents.len(), &reports, parameters))
+}
+
+/// What packing would give.
+pub(crate) fn estimate(input: &Path, parameters: &Parameters) -> Result<Estimate, Failure> {
+    let latents = open(input)?;
+    let (mut batches, mut held, mut repeated, mut bytes) = (0, 0, 0, 0);
+    for (bucket, rows) in index(&latents)? {
+        let row = row_bytes(&latents, bucket);
+        let plan = plan(rows.len(), row, parameters);
+        (batches, held, repeated) = (batches + plan.batches, held + plan.held, repeated + plan.repeated);
+        bytes += (plan.kept + plan.repeated) as u64 * row as u64;
+    }
+    let rows = if parameters.batch_size == 1 { "1 row".to_owned() } else { format!("{} rows", parameters.batch_size) };
+    let mut fact = format!("{batches} batches of {rows} an epoch, {held} samples held back");
+    if repeated > 0 {
+        fact += &format!(", {repeated} repeated to fill a batch");
+    }
+    Ok(Estimate { items: Vec::new(), bytes: Some(bytes), facts: vec![fact] })
+}
+
+fn open(input: &Path) -> Result<LatentReader, Failure> {
+    match LatentReader::open(&input.join("latents")) {
+        Err(tables::Error::NoFiles { .. }) => Err(nothing()),
+        Err(error) if error.io_kind() == Some(std::io::ErrorKind::NotFound) => Err(nothing()),
+        latents => latents.map_err(unreadable),
+    }
+}
+
+fn row_bytes(latents: &LatentReader, bucket: Bucket) -> usize {
+    2 * latents.meta().shape(bucket).iter().product::<usize>()
 }
 
 fn nothing() -> Failure {

@@ -75,7 +75,7 @@ pub(crate) fn encode(
         encoders: identities.iter().map(|(name, identity)| (name.clone(), identity.to_string())).collect(),
         max_tokens: work.parameters.max_sequence_length,
     };
-    let mut stock = Stock::<Captions>::gather(&work.request, &keys)?;
+    let mut stock = Stock::<Captions>::gather(&work.request.previous, Some(&work.request.scratch), &keys)?;
     let todo: Vec<_> = wanted.missing(&stock).into_iter().collect();
     if !todo.is_empty() {
         let (encoders, engine) = load()?;

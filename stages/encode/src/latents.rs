@@ -79,7 +79,7 @@ pub(crate) fn encode(
     let by = Keys::new(&work.parameters, identity);
     let keys: Vec<Digest> = plan.items.iter().map(|item| by.of(item)).collect();
     let wanted: BTreeSet<Digest> = keys.iter().copied().collect();
-    let mut stock = Stock::<Latents>::gather(&work.request, &wanted)?;
+    let mut stock = Stock::<Latents>::gather(&work.request.previous, Some(&work.request.scratch), &wanted)?;
     let todo = missing(plan, &keys, &stock);
     let mut failed = BTreeMap::new();
     let mut meta = stock.meta()?;

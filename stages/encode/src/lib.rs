@@ -8,6 +8,7 @@
 mod captions;
 mod check;
 mod engine;
+mod estimate;
 mod identity;
 mod latents;
 mod parameters;
@@ -23,7 +24,11 @@ use models::ModelFolder;
 use nn::BuildOptions;
 use serde_json::json;
 use spec::Problem;
-use stage::{About, CheckRequest, Checked, Exit, Failure, Ledger, Outcome, SourceKind, Stage, Work};
+use stage::{
+    About, CheckRequest, Checked, Estimate, EstimateRequest, Exit, Failure, Ledger, Outcome, ResolvedSource,
+    SourceKind, Stage, Work,
+};
+use store::Memo;
 use tables::TableReader;
 use tch::Kind;
 
@@ -71,11 +76,22 @@ impl Stage for Encode {
         check::check(parameters, settings, &request.base_dir)
     }
 
+    const ESTIMATES: bool = true;
+
+    fn estimate(parameters: &Parameters, request: &EstimateRequest) -> Result<Estimate, Failure> {
+        estimate::estimate(parameters, request)
+    }
+
     fn run(work: &Work<Self>) -> Result<Outcome, Failure> {
         let request = &work.request;
         let device =
             torch::device::resolve(&request.device).map_err(|e| Failure::from_diagnostic(e).exit(Exit::Input))?;
-        let folder = model_folder(work)?;
+        let model = request.sources.get("model").ok_or_else(|| Problem::new("no `model` source was given"))?;
+        let folder = model_folder(model, &|done, total| {
+            work.events.progress("fetching the model", done, Some(total), "bytes", None);
+            if work.events.interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        let memo = Memo::at(request.memo.as_ref().unwrap_or(&request.scratch));
         let family = models::family_of(&folder).map_err(unusable)?;
         let input = request.inputs.get("samples").ok_or_else(|| Problem::new("no `samples` artifact was given"))?;
         let samples = TableReader::open(&input.join("samples")).map_err(unusable)?;
@@ -88,14 +104,14 @@ impl Stage for Encode {
         let options =
             || BuildOptions { device, storage: Kind::from(work.parameters.dtype), trainable: false, adapter: None };
         let texts = {
-            let identities = identity::text_encoders(family, &folder, request)?;
+            let identities = identity::text_encoders(family, &folder, &memo)?;
             captions::encode(work, &plan.captions, &identities, || {
                 let encoders = family.text_encoders(&folder, options()).map_err(unusable)?;
                 Ok((encoders, Engine::new(device, request.threads, CAPTION_BYTES)?))
             })?
         };
         let made = {
-            let identity = identity::vae(family, &folder, request)?;
+            let identity = identity::vae(family, &folder, &memo)?;
             latents::encode(work, &samples, &plan, &identity, || {
                 let vae = family.vae(&folder, options()).map_err(unusable)?;
                 let largest = plan.counts().into_keys().max_by_key(|bucket| bucket.pixels());
@@ -138,18 +154,13 @@ fn reused(new: u64, all: u64) -> String {
 }
 
 /// The model's folder on this machine, fetched if it is on the Hub.
-fn model_folder(work: &Work<Encode>) -> Result<ModelFolder, Failure> {
-    let source = work.request.sources.get("model").ok_or_else(|| Problem::new("no `model` source was given"))?;
+fn model_folder(source: &ResolvedSource, progress: hub::Progress<'_>) -> Result<ModelFolder, Failure> {
     let path = match source.kind {
         SourceKind::Path => PathBuf::from(&source.location),
         SourceKind::HubModel | SourceKind::HubDataset => {
             let commit = source.commit.as_deref().ok_or_else(|| Problem::new("the model's commit was not resolved"))?;
-            let progress = |done, total| {
-                work.events.progress("fetching the model", done, Some(total), "bytes", None);
-                if work.events.interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
-            };
             hub::Repo::model(&source.location)
-                .and_then(|repo| hub::local_folder(&repo, commit, &source.parts, &progress))
+                .and_then(|repo| hub::local_folder(&repo, commit, &source.parts, progress))
                 .map_err(|error| Failure::from_diagnostic(error).exit(Exit::Hub))?
         }
     };

@@ -96,22 +96,32 @@ pub(crate) struct Stock<T> {
 }
 
 impl<T: Table> Stock<T> {
-    /// Looks for the `wanted` items. Rows of unfinished tries of this key and others are moved into this one's scratch folder.
-    pub(crate) fn gather(request: &RunRequest, wanted: &BTreeSet<Digest>) -> Result<Self, Failure> {
+    /// Looks for the `wanted` items in earlier artifacts and unfinished tries. Rows of the latter are first moved into
+    /// `scratch`, the folder of this try, if there is one.
+    pub(crate) fn gather(
+        previous: &[PathBuf],
+        scratch: Option<&Path>,
+        wanted: &BTreeSet<Digest>,
+    ) -> Result<Self, Failure> {
         let mut stock = Self { files: Vec::new(), items: HashMap::new(), table: PhantomData };
-        let scratch = request.scratch.join(T::FOLDER);
-        fs_err::create_dir_all(&scratch)?;
-        let artifacts = request.previous.iter().filter_map(|folder| Some((folder, manifest(folder)?)));
-        let published = artifacts.flat_map(|(folder, manifest)| {
-            let of_table = manifest.files.into_iter().filter(|file| below(T::FOLDER, &file.path));
-            of_table.map(move |file| (folder.join(file.path), file.digest, true))
-        });
-        for folder in request.previous.iter().filter(|folder| manifest(folder).is_none()) {
-            salvage(&folder.join(T::FOLDER), &scratch);
+        let mut files = Vec::new();
+        let tries = previous.iter().filter(|folder| manifest(folder).is_none()).map(|folder| folder.join(T::FOLDER));
+        match scratch.map(|scratch| scratch.join(T::FOLDER)) {
+            Some(own) => {
+                fs_err::create_dir_all(&own)?;
+                tries.for_each(|folder| salvage(&folder, &own));
+                remove_halves(&own);
+                files.extend(parts(&own));
+            }
+            None => files.extend(tries.flat_map(|folder| parts(&folder))),
         }
-        let own = parts(&scratch).into_iter().map(|(path, digest)| (path, digest, false));
+        let mut files: Vec<_> = files.into_iter().map(|(path, digest)| (path, digest, false)).collect();
+        for (folder, manifest) in previous.iter().filter_map(|folder| Some((folder, manifest(folder)?))) {
+            let of_table = manifest.files.into_iter().filter(|file| below(T::FOLDER, &file.path));
+            files.extend(of_table.map(|file| (folder.join(file.path), file.digest, true)));
+        }
         let mut seen = BTreeSet::new();
-        for (path, digest, published) in own.chain(published) {
+        for (path, digest, published) in files {
             if stock.items.len() == wanted.len() {
                 break;
             }
@@ -162,28 +172,32 @@ fn manifest(folder: &Path) -> Option<Manifest> {
     serde_json::from_slice(&fs_err::read(folder.join("manifest.json")).ok()?).ok()
 }
 
-/// Whole files of a scratch folder with their digests; halves are removed.
+/// Whole files of a scratch folder with their digests.
 fn parts(folder: &Path) -> Vec<(PathBuf, Digest)> {
     let Ok(entries) = fs_err::read_dir(folder) else { return Vec::new() };
-    let mut found = Vec::new();
-    for path in entries.flatten().map(|entry| entry.path()) {
-        match path.file_stem().and_then(|stem| stem.to_str()).and_then(|stem| stem.parse().ok()) {
-            Some(digest) if path.extension().is_some_and(|extension| extension == "parquet") => {
-                found.push((path, digest))
-            }
-            _ => drop(fs_err::remove_file(path)),
-        }
-    }
+    let paths = entries.flatten().map(|entry| entry.path());
+    let mut found: Vec<_> = paths.filter_map(|path| digest_in(&path).map(|digest| (path, digest))).collect();
     found.sort();
     found
+}
+
+fn remove_halves(folder: &Path) {
+    let Ok(entries) = fs_err::read_dir(folder) else { return };
+    let halves = entries.flatten().map(|entry| entry.path()).filter(|path| digest_in(path).is_none());
+    // One that cannot be removed is in nobody's way.
+    halves.for_each(|path| drop(fs_err::remove_file(path)));
+}
+
+/// The digest that a whole file is named by.
+fn digest_in(path: &Path) -> Option<Digest> {
+    path.file_name()?.to_str()?.strip_suffix(".parquet")?.parse().ok()
 }
 
 /// Gives the files of another try's scratch folder a second name in ours, where nobody removes them.
 fn salvage(from: &Path, to: &Path) {
     let Ok(entries) = fs_err::read_dir(from) else { return };
     for path in entries.flatten().map(|entry| entry.path()) {
-        let whole = path.file_stem().and_then(|stem| stem.to_str()).is_some_and(|stem| stem.parse::<Digest>().is_ok());
-        if let (true, Some(name)) = (whole, path.file_name()) {
+        if let (Some(_), Some(name)) = (digest_in(&path), path.file_name()) {
             // One that is gone, or on a disk without hard links, is made again.
             let _ = fs_err::hard_link(&path, to.join(name));
         }

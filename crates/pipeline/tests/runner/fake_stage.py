@@ -29,11 +29,11 @@ def describe():
     parameters = {"text": string, "amount": number, "source": string, "repo": string, "notes_file": string, "required_here": string}
     print(json.dumps({
         "contract": 1, "stage": os.environ.get("FAKE_NAME", verb), "version": int(os.environ.get("FAKE_VERSION", "1")),
-        "about": "fake", "output": OUTPUT, "inputs": INPUTS, "tables": {}, "resumable": False, "devices": ["cpu"],
+        "about": "fake", "output": OUTPUT, "inputs": INPUTS, "tables": {}, "resumable": False, "devices": ["cpu"], "estimates": verb == "smelt",
         "parameters": {"type": "object", "properties": parameters, "additionalProperties": False,
                        "required": ["required_here"] if verb == "assay" else []},
         "settings": {"type": "object", "additionalProperties": False, "properties": {
-            "workers": number, "seconds": {"type": "number"}, "end": string, "unbalanced": flag, "dump": string}},
+            "workers": number, "fill": number, "seconds": {"type": "number"}, "end": string, "unbalanced": flag, "dump": string}},
     }))
 
 
@@ -58,6 +58,14 @@ def check(request):
     print(json.dumps(answer))
 
 
+def estimate(request):
+    changed = request["changed"]
+    items = {"name": "bars", "total": 2, "todo": 2 if changed is None else len(changed), "because": None}
+    if changed:
+        items["because"] = "ore of " + ", ".join(f"`{name}`" for name in changed) + " changed"
+    print(json.dumps({"items": [items], "bytes": 12000000, "facts": ["1 batch a day"]}))
+
+
 def run(request):
     p, out = request["parameters"], request["output"]
     stop = []
@@ -69,6 +77,17 @@ def run(request):
         file.write(p.get("text", "default").split("#")[0])
         for name in sorted(request["inputs"]):
             file.write("+" + open(os.path.join(request["inputs"][name], "out.txt")).read())
+    try:
+        with open(os.path.join(out, "fill.bin"), "wb") as file:
+            for done in range(p.get("fill", 0)):
+                file.write(os.urandom(1 << 20))
+                file.flush()
+                say(event="progress", phase="filling", done=done + 1, total=p["fill"], unit="MB", note=None)
+    except OSError as error:
+        say(event="failed", problem={"message": f"cannot write `fill.bin`: {error.strerror} (os error {error.errno})"}, exit=6)
+        sys.exit(6)
+    if not p.get("fill"):
+        os.remove(os.path.join(out, "fill.bin"))
     started = time.time()
     while time.time() - started < p.get("seconds", 0) and not stop:
         time.sleep(0.02)
@@ -90,7 +109,7 @@ def run(request):
     say(event="progress", phase="working", done=2, total=2, unit="rows", note="all")
     say(event="warning", message="a bit warm")
     say(event="rejected", item="row 3", reason="dirty", detail="mud")
-    say(event="done", summary=f"2 rows {verb}ed", info={"pid": 0},
+    say(event="done", summary=f"2 rows {verb}ed", info={"pid": 0, "new": {"bars": 2}},
         ledger={"in": 3, "out": 2, "rejected": 0 if p.get("unbalanced") else 1, "held": 0})
 
 
@@ -100,4 +119,4 @@ if sys.argv[1] == "describe":
 else:
     request = json.load(open(sys.argv[3]))
     assert sys.argv[2] == "--request" and request["contract"] == 1
-    {"check": check, "run": run}[sys.argv[1]](request)
+    {"check": check, "estimate": estimate, "run": run}[sys.argv[1]](request)

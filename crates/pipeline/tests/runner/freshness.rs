@@ -38,12 +38,15 @@ fn a_changed_parameter_reruns_exactly_what_depends_on_it() {
     forge.edit("sword.toml", "\"blade\"", "\"axe\"");
     let plan = forge.good(&["plan", "sword.toml"]);
     assert!(stage_line(&plan.out, "dig").contains("cached"));
-    assert_eq!(stage_line(&plan.out, "forge"), "forge  to run  parameter `text` changed \"blade\" → \"axe\"");
+    assert_eq!(
+        stage_line(&plan.out, "forge"),
+        "forge  to run  parameter `text` changed \"blade\" → \"axe\" (sword.toml:11)"
+    );
     forge.good(RUN);
     assert_eq!(forge.ran(), ["forge"]);
 
     let plan = forge.good(&["plan", "sword.toml", "--set", "dig.text=copper"]);
-    assert_eq!(stage_line(&plan.out, "dig"), "dig    to run  parameter `text` changed \"iron\" → \"copper\"");
+    assert_eq!(stage_line(&plan.out, "dig"), "dig    to run  parameter `text` changed \"iron\" → \"copper\" (--set)");
     assert_eq!(stage_line(&plan.out, "smelt"), "smelt  waits   for dig");
     assert_eq!(stage_line(&plan.out, "forge"), "forge  waits   for smelt");
     let plan = forge.good(&["plan", "sword.toml", "--set", "dig.text=copper", "--json"]);

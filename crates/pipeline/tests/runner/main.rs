@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 
+mod answers;
+mod crash;
 mod damage;
+mod disk;
 mod errors;
 mod failure;
 mod freshness;

@@ -1,0 +1,152 @@
+//! Law L3: killed at any instant, run again, the same digests. And any number of runners do each piece of work once.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::support::Forge;
+
+const RUN: &[&str] = &["run", "sword.toml", "--set", "smelt.seconds=0.05"];
+/// SIGKILLs that must hit a living process.
+const KILLS: usize = 200;
+
+/// Stage → digest of its artifact.
+fn digests(forge: &Forge) -> BTreeMap<String, String> {
+    let digest = |stage: &str| {
+        let text = forge.read(&format!("runs/sword/{stage}/manifest.json"));
+        serde_json::from_str::<serde_json::Value>(&text).unwrap()["digest"].as_str().unwrap().to_owned()
+    };
+    ["dig", "smelt", "forge"].map(|stage| (stage.to_owned(), digest(stage))).into()
+}
+
+/// Reproducible draws (Knuth's MMIX generator).
+struct Draws(u64);
+
+impl Draws {
+    fn below(&mut self, n: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % n
+    }
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let list = fs_err::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+}
+
+fn kill(pid: u32) -> bool {
+    let mut kill = Command::new("kill");
+    kill.args(["-KILL", &pid.to_string()]).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
+}
+
+fn ended(child: &mut Child) -> Option<i32> {
+    child.try_wait().unwrap().map(|status| status.code().unwrap_or(-1))
+}
+
+#[test]
+fn killed_two_hundred_times_the_result_is_that_of_an_undisturbed_run() {
+    let seed = std::env::var("CRASH_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(2026);
+    eprintln!("CRASH_SEED={seed}");
+    let mut draws = Draws(seed);
+    let undisturbed = Forge::new();
+    let began = Instant::now();
+    undisturbed.good(RUN);
+    let expected = digests(&undisturbed);
+    // About a stage's share of a run, whatever this machine is doing besides: what one try finished, the next need not do, so
+    // that the kills of a world fall on all stages.
+    let span = (began.elapsed().as_millis() as u64 / 3).max(1);
+
+    let (mut kills, mut worlds) = (0, 0);
+    let mut victims = [0; 3];
+    while kills < KILLS {
+        let forge = Forge::new();
+        worlds += 1;
+        // Some kills in this world, then one run in peace.
+        for _ in 0..16 {
+            let mut runner = forge.command(RUN).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            thread::sleep(Duration::from_millis(draws.below(span)));
+            let stages = children(runner.id());
+            let victim = draws.below(3) as usize;
+            if ended(&mut runner).is_none() {
+                let hit = match victim {
+                    0 => kill(runner.id()),
+                    // The stage alone: the runner reports it.
+                    1 => stages.iter().fold(false, |hit, stage| kill(*stage) || hit),
+                    _ => {
+                        let hit = kill(runner.id());
+                        for stage in stages {
+                            kill(stage);
+                        }
+                        hit
+                    }
+                };
+                kills += usize::from(hit);
+                victims[victim] += usize::from(hit);
+            }
+            runner.wait().unwrap();
+        }
+        let said = forge.run(RUN);
+        assert_eq!(said.code, 0, "world {worlds}, seed {seed}\n{}{}", said.out, said.err);
+        assert_eq!(digests(&forge), expected, "world {worlds}, seed {seed}");
+        let verified = forge.run(&["verify"]);
+        assert_eq!(verified.code, 0, "world {worlds}, seed {seed}\n{}{}", verified.out, verified.err);
+        forge.ran();
+        forge.good(RUN);
+        assert_eq!(forge.ran(), Vec::<String>::new());
+    }
+    eprintln!(
+        "{kills} kills in {worlds} worlds: {} runners, {} stages, {} of both",
+        victims[0], victims[1], victims[2]
+    );
+    assert!(victims.iter().all(|count| *count > KILLS / 20), "{victims:?}");
+}
+
+fn together(runners: usize) {
+    let forge = Forge::new();
+    let started: Vec<_> = (0..runners).map(|_| forge.start(RUN)).collect();
+    for child in started {
+        let said = forge.finish(child);
+        assert_eq!(said.code, 0, "{}{}", said.out, said.err);
+    }
+    let mut ran = forge.ran();
+    ran.sort();
+    assert_eq!(ran, ["dig", "forge", "smelt"], "{runners} runners did one set of work");
+    let alone = Forge::new();
+    alone.good(RUN);
+    assert_eq!(digests(&forge), digests(&alone));
+}
+
+#[test]
+fn two_and_eight_runners_on_a_cold_cache_do_one_set_of_work() {
+    together(2);
+    together(8);
+}
+
+#[test]
+fn a_lock_of_a_killed_runner_is_free_once_its_stage_has_ended() {
+    let forge = Forge::new();
+    let slow = &["run", "sword.toml", "--set", "smelt.seconds=3"];
+    let mut first = forge.start(slow);
+    let log = forge.path(".pipeline/runs/sword/1/smelt.log");
+    forge.wait_for(|| fs_err::read_to_string(&log).is_ok_and(|text| text.contains("hello")));
+    let orphans = children(first.id());
+    first.kill().unwrap();
+    first.wait().unwrap();
+    // The orphan still writes into the work folder: nobody else may begin there.
+    let second = forge.start(slow);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while orphans.iter().any(|pid| alive(*pid)) && Instant::now() < deadline {
+        let ran = fs_err::read_to_string(forge.path("calls")).unwrap();
+        assert_eq!(ran.matches("smelt run").count(), 1, "two stages in one work folder");
+        thread::sleep(Duration::from_millis(20));
+    }
+    let said = forge.finish(second);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(forge.read("runs/sword/forge/out.txt"), "blade+default+iron");
+}
+
+/// Whether a process runs; one that has ended but that nobody has asked about does not.
+fn alive(pid: u32) -> bool {
+    fs_err::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
