@@ -1,4 +1,5 @@
-//! One row to a sample, or to the reason why not: the picture is decoded in full, so that what is stored can be decoded.
+//! One row to a sample, or to the reason why not: the picture or clip is decoded in full, so that what is stored can be
+//! decoded.
 
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +25,9 @@ pub(crate) struct Accepted {
     pub(crate) caption: String,
     pub(crate) width: u32,
     pub(crate) height: u32,
-    /// Decoded, if it is wanted.
+    /// Frames, and how many in a second, of a clip.
+    pub(crate) clip: Option<(u32, f64)>,
+    /// Decoded, if it is wanted; the first frame of a clip.
     pub(crate) picture: Option<Picture>,
 }
 
@@ -47,6 +50,9 @@ pub(crate) fn judge(
     background: [u8; 3],
     keep: bool,
 ) -> Result<Accepted, Refusal> {
+    if video::is_clip(&bytes) {
+        return judge_clip(bytes, caption, file, policy, keep);
+    }
     let refuse = |error: media::Error| Refusal::new(error.reason(), error.to_string());
     let (width, height, format) = media::probe(&bytes).map_err(refuse)?;
     let large = u64::from(width) * u64::from(height) > LARGE;
@@ -61,7 +67,37 @@ pub(crate) fn judge(
         caption,
         width: picture.width,
         height: picture.height,
+        clip: None,
         picture: keep.then_some(picture),
+    })
+}
+
+fn judge_clip(
+    bytes: Vec<u8>,
+    caption: Result<Option<String>, Refusal>,
+    file: Option<&str>,
+    policy: MissingCaption,
+    keep: bool,
+) -> Result<Accepted, Refusal> {
+    let bytes = bytes::Bytes::from(bytes);
+    let facts = video::probe(&bytes)?;
+    let mut first = None;
+    if keep {
+        let rate = video::Rate { fps: 1.0, count: 1 };
+        video::frames::<Refusal>(&bytes, rate, |picture| {
+            first = Some(picture.clone());
+            Ok(())
+        })?;
+    }
+    Ok(Accepted {
+        digest: blake3::hash(&bytes),
+        media: facts.format,
+        caption: settle(caption?, file, policy)?,
+        width: facts.width,
+        height: facts.height,
+        clip: Some((facts.frames, facts.fps)),
+        picture: first,
+        bytes: bytes.into(),
     })
 }
 
@@ -74,7 +110,7 @@ fn settle(caption: Option<String>, file: Option<&str>, policy: MissingCaption) -
         (None, MissingCaption::Filename, Some(file)) => Ok(name(stem(file)).replace('_', " ").trim().to_owned()),
         (None, MissingCaption::Filename, None) => Err(Refusal::new("no_caption", "neither a caption nor a file name")),
         (None, MissingCaption::Reject, _) => {
-            Err(Refusal::new("no_caption", "the picture has no caption; see `missing_caption` for other ways"))
+            Err(Refusal::new("no_caption", "it has no caption; see `missing_caption` for other ways"))
         }
     }
 }

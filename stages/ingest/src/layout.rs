@@ -2,9 +2,11 @@
 
 use crate::origin::Listing;
 
-/// File extensions of pictures.
-const PICTURES: &[&str] =
-    &["jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "jxl", "jp2"];
+/// File extensions of pictures and clips.
+const PICTURES: &[&str] = &[
+    "jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "jxl", "jp2", "mp4",
+    "m4v", "mov", "mkv", "webm", "avi",
+];
 /// Globs over the files of a Hub repository that can be part of a data set; the others (cards, scripts) do not count.
 pub(crate) fn hub_parts() -> Vec<String> {
     let others = ["parquet", "jsonl", "csv", "txt", "caption"];

@@ -1,4 +1,4 @@
-//! The stage `ingest`: pictures and captions, from a folder, Parquet files or the Hub, to the table `samples`. Every
+//! The stage `ingest`: pictures, clips and captions, from a folder, Parquet files or the Hub, to the table `samples`. Every
 //! source row ends there or in `rejects`. Knows nothing of models.
 
 mod judge;
@@ -32,7 +32,7 @@ impl Stage for Ingest {
         About {
             stage: "ingest",
             version: 1,
-            about: "Reads pictures and captions from a folder, Parquet files or the Hub.",
+            about: "Reads pictures, clips and captions from a folder, Parquet files or the Hub.",
             inputs: &[],
             optional: &[],
             output: "samples",

@@ -17,7 +17,13 @@ impl Refusal {
     }
 }
 
-/// Where the bytes of a row's picture are.
+impl From<video::Error> for Refusal {
+    fn from(error: video::Error) -> Self {
+        Self::new(error.reason(), error.to_string())
+    }
+}
+
+/// Where the bytes of a row's picture or clip are.
 #[derive(Debug)]
 pub(crate) enum Media {
     /// Here.
@@ -33,7 +39,7 @@ pub(crate) struct Row {
     pub(crate) source: String,
     /// Name of the file, for captions made of it.
     pub(crate) name: Option<String>,
-    /// The picture.
+    /// The picture or clip.
     pub(crate) media: Result<Media, Refusal>,
     /// The caption as stated, not trimmed; `None` when there is none.
     pub(crate) caption: Result<Option<String>, Refusal>,
@@ -51,8 +57,9 @@ pub(crate) struct Column {
     pub(crate) guessed: bool,
 }
 
-/// Usual names of a picture column.
-pub(crate) const IMAGE_NAMES: &[&str] = &["image", "jpg", "jpeg", "png", "webp", "img", "picture"];
+/// Usual names of a column of pictures or clips.
+pub(crate) const IMAGE_NAMES: &[&str] =
+    &["image", "jpg", "jpeg", "png", "webp", "img", "picture", "video", "mp4", "clip"];
 /// Usual names of a caption column.
 pub(crate) const CAPTION_NAMES: &[&str] = &["caption", "text", "prompt", "description"];
 

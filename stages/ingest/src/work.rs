@@ -50,23 +50,27 @@ pub(crate) fn run(work: &Work<Ingest>, origin: Origin) -> Result<Outcome, Failur
             break;
         }
         let places = fetch(&chunk, &source.origin, events)?;
-        let judged: Vec<(String, Result<Accepted, Refusal>)> = pool.install(|| {
-            let one = |(row, place): (Row, Option<PathBuf>)| judge_row(work, row, place.as_deref(), dump.is_some());
-            chunk.into_par_iter().zip(places).map(one).collect()
-        });
-        let mut named = Vec::new();
-        for (source, verdict) in judged {
-            match verdict {
-                Ok(accepted) => named.push(tables.accept(source, accepted)?),
-                Err(refusal) => tables.reject(source, refusal, events)?,
+        let mut left: Vec<_> = chunk.into_iter().zip(places).collect();
+        while !left.is_empty() {
+            let group: Vec<_> = left.drain(..at_once(&left)).collect();
+            let judged: Vec<(String, Result<Accepted, Refusal>)> = pool.install(|| {
+                let one = |(row, place): (Row, Option<PathBuf>)| judge_row(work, row, place.as_deref(), dump.is_some());
+                group.into_par_iter().map(one).collect()
+            });
+            let mut named = Vec::new();
+            for (source, verdict) in judged {
+                match verdict {
+                    Ok(accepted) => named.push(tables.accept(source, accepted)?),
+                    Err(refusal) => tables.reject(source, refusal, events)?,
+                }
             }
+            if let Some(folder) = &dump {
+                pool.install(|| {
+                    named.par_iter().try_for_each(|(id, picture)| write_picture(folder, id, picture.as_ref()))
+                })?;
+            }
+            events.progress("reading", tables.taken(), total, "samples", None);
         }
-        if let Some(folder) = &dump {
-            pool.install(|| {
-                named.par_iter().try_for_each(|(id, picture)| write_picture(folder, id, picture.as_ref()))
-            })?;
-        }
-        events.progress("reading pictures", tables.taken(), total, "pictures", None);
     }
     if let Some(folder) = dump {
         events.output("what the model sees", folder);
@@ -103,6 +107,17 @@ pub(crate) fn empty(dataset: &str) -> Failure {
     let problem = Problem::new(format!("the data set `{dataset}` is empty"))
         .help("it needs pictures with captions: `metadata.jsonl`, text files of the same names, or Parquet files");
     Failure::new(Exit::Input, problem)
+}
+
+/// Rows whose files are held in memory together: as many as their bytes allow, and at least one.
+fn at_once(rows: &[(Row, Option<PathBuf>)]) -> usize {
+    let mut bytes = 0;
+    let fits = |(_, place): &&(Row, Option<PathBuf>)| {
+        let length = place.as_ref().and_then(|place| fs_err::metadata(place).ok()).map_or(0, |file| file.len());
+        bytes += length;
+        bytes <= CHUNK_BYTES as u64
+    };
+    rows.iter().take_while(fits).count().max(1)
 }
 
 fn next_chunk(rows: &mut impl Iterator<Item = Result<Row, Failure>>) -> Result<Vec<Row>, Failure> {
@@ -201,8 +216,8 @@ impl Tables {
             media: accepted.media.to_owned(),
             width: accepted.width as i32,
             height: accepted.height as i32,
-            frames: 1,
-            fps: None,
+            frames: accepted.clip.map_or(1, |(frames, _)| frames as i32),
+            fps: accepted.clip.map(|(_, fps)| fps as f32),
             caption: accepted.caption,
             digest: digest.to_string(),
             bytes: accepted.bytes,

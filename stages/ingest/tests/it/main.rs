@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod bad;
+mod clips;
 mod folder;
 mod hub;
 mod parquet;
