@@ -532,7 +532,8 @@ impl Vae for AutoencoderKlWan {
             let expected = format!("expected [batch, {}, frames, height, width]", self.config.z_dim);
             return Err(Error::Shape { what: "the latent", shape, expected });
         }
-        tch::no_grad(|| self.pixels(&self.normalisation().undo(&latents.f_to_kind(Kind::Float)?)?))
+        // As diffusers, in the kind the VAE computes in.
+        tch::no_grad(|| self.pixels(&self.normalisation().undo(&latents.f_to_kind(self.kind)?)?))
     }
 
     fn normalisation(&self) -> Normalisation {

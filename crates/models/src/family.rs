@@ -162,8 +162,8 @@ impl Normalisation {
         Ok(match self {
             Self::ScaleShift { scale, shift } => latents.f_div_scalar(*scale)?.f_add_scalar(*shift)?,
             Self::MeanStd { mean, std } => {
-                let inverse = by_channel(std, latents)?.f_reciprocal()?;
-                latents.f_div(&inverse)?.f_add(&by_channel(mean, latents)?)?
+                let inverse: Vec<f64> = std.iter().map(|std| f64::from(1.0 / *std as f32)).collect();
+                latents.f_div(&by_channel(&inverse, latents)?)?.f_add(&by_channel(mean, latents)?)?
             }
         })
     }

@@ -12,6 +12,9 @@ const MEMORY_SHARE: u64 = 2;
 /// Bytes that the VAE of a large model holds for each pixel: some copies of 128 channels in f32.
 const BYTES_PER_PIXEL: u64 = 2048;
 
+/// Frames of a clip that a VAE works on together, at most.
+const FRAMES_AT_ONCE: u32 = 5;
+
 /// A device and the threads that feed it.
 pub(crate) struct Engine {
     /// The device.
@@ -35,9 +38,9 @@ impl Engine {
         Ok(Self { device, pool })
     }
 
-    /// Memory that a picture of this bucket needs on its way through the VAE.
+    /// Memory that a picture or clip of this bucket needs on its way through the VAE, which takes a few frames at once.
     pub(crate) fn picture_bytes(bucket: Bucket) -> u64 {
-        bucket.pixels() * BYTES_PER_PIXEL
+        bucket.pixels() * BYTES_PER_PIXEL * u64::from(bucket.frames.min(FRAMES_AT_ONCE))
     }
 
     /// Items in a batch.

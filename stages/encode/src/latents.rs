@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use half::f16;
-use media::Cropped;
-use models::{DynVae, Vae};
+use models::{Clips, DynVae, Vae};
 use nn::rng::Stream;
 use serde_json::{Value, json};
 use spec::{Bucket, Problem};
@@ -18,7 +17,7 @@ use tch::{Device, Kind, Tensor, no_grad};
 
 use crate::engine::Engine;
 use crate::parameters::{Parameters, Posterior};
-use crate::pictures::prepare;
+use crate::pictures::{Taken, prepare};
 use crate::plan::{Count, Item, Plan, Refusal};
 use crate::shards;
 use crate::stock::{File, Latents, Parts, Place, Stock};
@@ -55,7 +54,10 @@ impl<'a> Keys<'a> {
     pub(crate) fn of(&self, item: &Item) -> Digest {
         let draw = (self.parameters.posterior == Posterior::Sample).then_some(&item.sample_id);
         let background = self.parameters.background;
-        let what = json!({ "sample": item.digest, "bucket": item.bucket, "draw": draw, "background": background });
+        let mut what = json!({ "sample": item.digest, "bucket": item.bucket, "draw": draw, "background": background });
+        if let Some(rate) = item.rate {
+            what["rate"] = rate.into();
+        }
         Digest::of_json(&json!({ "latent": what, "encoder": self.encoder }))
     }
 }
@@ -85,8 +87,9 @@ pub(crate) fn encode(
     let mut meta = stock.meta()?;
     if !todo.is_empty() {
         let (vae, engine) = load()?;
-        let encoder = Encoder { vae: vae.as_ref(), device: engine.device, parameters: &work.parameters };
-        let known = meta.insert(self::meta(vae.as_ref(), identity)).clone();
+        let clips = plan.clips();
+        let encoder = Encoder { vae: vae.as_ref(), device: engine.device, parameters: &work.parameters, clips };
+        let known = meta.insert(self::meta(vae.as_ref(), identity, clips)).clone();
         let mut parts = Parts::new(&work.request, known, &wanted);
         failed = make(work, samples, &todo, &encoder, &engine, &mut stock, &mut parts)?;
         parts.close(&mut stock)?;
@@ -201,10 +204,10 @@ fn make(
                         settle(1);
                         failed.insert(key, refusal);
                     }
-                    Ok(cropped) => {
+                    Ok(taken) => {
                         let lane = waiting.entry(prepared.bucket).or_default();
-                        lane.push(Picture { row: prepared.row, cropped, key });
-                        if lane.len() >= batch_size {
+                        lane.push(Picture { row: prepared.row, taken, key });
+                        if lane.len() >= batch_size.div_ceil(prepared.bucket.frames as usize) {
                             batches.push(Batch { bucket: prepared.bucket, pictures: std::mem::take(lane) });
                         }
                     }
@@ -219,16 +222,16 @@ fn make(
 }
 
 fn row(picture: Picture, bucket: Bucket, latent: Vec<f16>) -> Latent {
-    let Picture { row, cropped, key } = picture;
+    let Picture { row, taken, key } = picture;
     let info = LatentInfo {
         bucket_width: bucket.width as i32,
         bucket_height: bucket.height as i32,
         bucket_frames: bucket.frames as i32,
         width: row.width,
         height: row.height,
-        scale: cropped.scale,
-        crop_left: cropped.left as i32,
-        crop_top: cropped.top as i32,
+        scale: taken.scale,
+        crop_left: taken.left as i32,
+        crop_top: taken.top as i32,
         caption_digest: caption_digest(&row.caption),
         item_key: key.to_string(),
         sample_id: row.sample_id,
@@ -236,7 +239,7 @@ fn row(picture: Picture, bucket: Bucket, latent: Vec<f16>) -> Latent {
     info.with(latent)
 }
 
-fn meta(vae: &(dyn Vae + Send + Sync), identity: &Digest) -> LatentMeta {
+fn meta(vae: &(dyn Vae + Send + Sync), identity: &Digest, clips: Option<Clips>) -> LatentMeta {
     // A side that any stride divides.
     const SIDE: u32 = 1 << 10;
     let shape = vae.latent_shape(SIDE, SIDE, 1);
@@ -248,7 +251,7 @@ fn meta(vae: &(dyn Vae + Send + Sync), identity: &Digest) -> LatentMeta {
         encoder: identity.to_string(),
         channels: shape[0] as u32,
         spatial_stride: SIDE / shape[shape.len() - 1] as u32,
-        temporal_stride: None,
+        temporal_stride: clips.map(|clips| clips.stride),
         normalisation,
     }
 }
@@ -258,21 +261,23 @@ struct Encoder<'a> {
     vae: &'a (dyn Vae + Send + Sync),
     device: Device,
     parameters: &'a Parameters,
+    clips: Option<Clips>,
 }
 
 impl Encoder<'_> {
     /// Latents of a batch, flat, or what keeps one from being stored.
     fn encode(&self, batch: &Batch) -> Result<Vec<Result<Vec<f16>, Refusal>>, Failure> {
         let Batch { bucket, pictures } = batch;
-        let mut rgb = Vec::with_capacity(pictures.len() * 3 * bucket.pixels() as usize);
-        for picture in pictures {
-            rgb.extend_from_slice(&picture.cropped.picture.rgb);
+        let frames = pictures.iter().flat_map(|picture| &picture.taken.frames);
+        let rgb: Vec<u8> = frames.flat_map(|frame| &frame.rgb).copied().collect();
+        let mut size = vec![pictures.len() as i64, i64::from(bucket.height), i64::from(bucket.width), 3];
+        if self.clips.is_some() {
+            size.insert(1, i64::from(bucket.frames));
         }
-        let size = [pictures.len() as i64, i64::from(bucket.height), i64::from(bucket.width), 3];
         let shape = self.vae.latent_shape(bucket.width, bucket.height, bucket.frames);
         let latents = no_grad(|| {
             let noise = self.noise(pictures, &shape);
-            self.vae.encode(&pixels(&rgb, size, self.device), noise.as_ref())
+            self.vae.encode(&pixels(&rgb, &size, self.device), noise.as_ref())
         });
         let latents = latents.map_err(Failure::from_diagnostic)?.to_device(Device::Cpu);
         (0..pictures.len() as i64).map(|i| to_f16(&latents.get(i)).map_err(Failure::from_error)).collect()
@@ -293,16 +298,17 @@ impl Encoder<'_> {
     }
 }
 
-/// RGB bytes [B, H, W, 3] to [B, 3, H, W] in [-1, 1], rounded as diffusers' `VaeImageProcessor` rounds.
-fn pixels(rgb: &[u8], size: [i64; 4], device: Device) -> Tensor {
+/// RGB bytes [B, H, W, 3] to [B, 3, H, W], of clips [B, F, H, W, 3] to [B, 3, F, H, W], in [-1, 1], rounded as diffusers'
+/// `VaeImageProcessor` rounds.
+fn pixels(rgb: &[u8], size: &[i64], device: Device) -> Tensor {
     let bytes = Tensor::from_slice(rgb).view(size).to_device(device);
-    (bytes.permute([0, 3, 1, 2]).contiguous().to_kind(Kind::Float) / 255.0) * 2.0 - 1.0
+    (bytes.movedim_int(-1, 1).contiguous().to_kind(Kind::Float) / 255.0) * 2.0 - 1.0
 }
 
 /// A picture on its way through the VAE.
 struct Picture {
     row: SampleInfo,
-    cropped: Cropped,
+    taken: Taken,
     key: Digest,
 }
 
@@ -351,7 +357,7 @@ mod tests {
     #[test]
     fn pixels_are_channels_first_and_span_minus_one_to_one() {
         // Two pixels across, one down: red and a grey.
-        let tensor = pixels(&[255, 0, 0, 51, 51, 51], [1, 1, 2, 3], Device::Cpu);
+        let tensor = pixels(&[255, 0, 0, 51, 51, 51], &[1, 1, 2, 3], Device::Cpu);
         assert_eq!(tensor.size(), [1, 3, 1, 2]);
         let values = Vec::<f32>::try_from(tensor.view(-1)).unwrap();
         let grey = 51.0f32 / 255.0 * 2.0 - 1.0;

@@ -11,6 +11,7 @@ mod engine;
 mod estimate;
 mod identity;
 mod latents;
+mod length;
 mod parameters;
 mod pictures;
 mod plan;
@@ -33,7 +34,7 @@ use tables::TableReader;
 use tch::Kind;
 
 use engine::Engine;
-pub use parameters::{Parameters, Posterior, Settings, Upscale};
+pub use parameters::{FrameRule, Parameters, Posterior, Settings, Upscale};
 use plan::{Grid, Plan};
 
 /// The step version: bumped when equal inputs and parameters would give another result.
@@ -114,7 +115,7 @@ impl Stage for Encode {
             let identity = identity::vae(family, &folder, &memo)?;
             latents::encode(work, &samples, &plan, &identity, || {
                 let vae = family.vae(&folder, options()).map_err(unusable)?;
-                let largest = plan.counts().into_keys().max_by_key(|bucket| bucket.pixels());
+                let largest = plan.counts().into_keys().max_by_key(|bucket| Engine::picture_bytes(*bucket));
                 Ok((vae, Engine::new(device, request.threads, largest.map_or(0, Engine::picture_bytes))?))
             })?
         };

@@ -8,6 +8,8 @@ use spec::bucket::NotABucket;
 use spec::{Bucket, Problem};
 use stage::Colour;
 
+use crate::length::{Time, wrong_count};
+
 /// What changes the result.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -17,7 +19,7 @@ pub struct Parameters {
     /// Pixels a bucket may have at most: buckets of many aspect ratios are laid out under it. 262144 when `buckets` is absent, too.
     #[serde(default)]
     pub max_pixels: Option<u64>,
-    /// Exactly these buckets instead, such as `["384x640"]`.
+    /// Exactly these buckets instead, such as `["384x640"]`, with frames for clips: `["832x480x81", "832x480"]`.
     #[serde(default)]
     pub buckets: Vec<String>,
     /// Multiple of which bucket sides are; the model's own when absent.
@@ -26,6 +28,15 @@ pub struct Parameters {
     /// What to do with a picture smaller than its bucket.
     #[serde(default)]
     pub upscale: Upscale,
+    /// Frames of every clip, at the model's frames per second; longer clips give their beginning, shorter ones are refused.
+    #[serde(default)]
+    pub frames: Option<u32>,
+    /// Frames of a clip at most, when `frames` is absent: 81. A shorter clip gives all that it has.
+    #[serde(default)]
+    pub max_frames: Option<u32>,
+    /// What to do with a clip whose number of frames the model cannot take, when `frames` is absent; `trim` when this is, too.
+    #[serde(default)]
+    pub frame_rule: Option<FrameRule>,
     /// Tokens to which the long text encoder pads and cuts.
     #[serde(default = "default_max_sequence_length")]
     pub max_sequence_length: u32,
@@ -64,6 +75,19 @@ pub enum Upscale {
     Reject,
 }
 
+/// Policy for clips with a number of frames that the model cannot take.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FrameRule {
+    /// Leave out the last frames.
+    #[default]
+    Trim,
+    /// Repeat the last frame.
+    Pad,
+    /// Refuse, into `rejects`.
+    Reject,
+}
+
 /// Which point of the posterior.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -91,6 +115,9 @@ impl Parameters {
     /// The semantic parameters with defaults filled in, without the model's location, and without what has no effect.
     pub(crate) fn key(&self) -> Value {
         json!({
+            "frames": self.frames,
+            "max_frames": self.max_frames,
+            "frame_rule": self.frame_rule,
             "pictures": self.picture_key(),
             "captions": self.caption_key(),
             "buckets": if self.buckets.is_empty() { Value::Null } else { json!(self.buckets) },
@@ -113,8 +140,8 @@ impl Parameters {
     }
 
     /// The explicit buckets, sorted, without repeats; sides must be multiples of `quantum`.
-    pub(crate) fn explicit_buckets(&self, quantum: u32) -> Result<Vec<Bucket>, Vec<Problem>> {
-        let parsed = self.buckets.iter().map(|written| parse_bucket(written, quantum));
+    pub(crate) fn explicit_buckets(&self, quantum: u32, time: Time) -> Result<Vec<Bucket>, Vec<Problem>> {
+        let parsed = self.buckets.iter().map(|written| parse_bucket(written, quantum, time));
         let (good, bad): (Vec<_>, Vec<_>) = parsed.partition(Result::is_ok);
         let problems: Vec<_> = bad.into_iter().filter_map(Result::err).collect();
         let mut buckets: Vec<_> = good.into_iter().flatten().collect();
@@ -124,10 +151,13 @@ impl Parameters {
     }
 }
 
-fn parse_bucket(written: &str, quantum: u32) -> Result<Bucket, Problem> {
+fn parse_bucket(written: &str, quantum: u32, time: Time) -> Result<Bucket, Problem> {
     let bucket: Bucket =
         written.parse().map_err(|error: NotABucket| Problem::new(error.to_string()).field("buckets"))?;
-    if bucket.frames != 1 {
+    if let Some(clips) = time.clips().filter(|clips| !clips.allows(bucket.frames)) {
+        return Err(wrong_count(written, bucket.frames, clips).field("buckets"));
+    }
+    if bucket.frames != 1 && time == Time::Pictures {
         let problem =
             Problem::new(format!("bucket `{written}` has {} frames; this model takes pictures", bucket.frames));
         return Err(problem.help(format!("write `{}x{}`", bucket.width, bucket.height)).field("buckets"));
@@ -182,7 +212,7 @@ mod tests {
     #[test]
     fn bad_buckets_are_all_reported_with_the_nearest_good_one() {
         let parameters = parameters(r#"{"model": "a/b", "buckets": ["384x640", "400x600", "384", "0x64", "384x640"]}"#);
-        let problems = parameters.explicit_buckets(64).unwrap_err();
+        let problems = parameters.explicit_buckets(64, Time::Pictures).unwrap_err();
         assert_eq!(problems.len(), 3);
         assert!(problems[0].help.as_ref().unwrap().contains("384x576"), "{:?}", problems[0]);
         assert!(problems.iter().all(|problem| problem.field.as_deref() == Some("buckets")));

@@ -1,10 +1,11 @@
-//! The CPU half of the second pass: media bytes of the samples to encode to pictures of bucket size, in source order, ahead
+//! The CPU half of the second pass: media bytes of the samples to encode to pictures and clips of bucket size, in source order, ahead
 //! of the device. Other samples' media are not read.
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::Scope;
 
-use media::Cropped;
+use bytes::Bytes;
+use media::{Cropped, Picture};
 use rayon::ThreadPool;
 use rayon::prelude::*;
 use spec::{Bucket, Problem};
@@ -25,8 +26,26 @@ pub(crate) struct Prepared {
     pub(crate) row: SampleInfo,
     /// Its bucket.
     pub(crate) bucket: Bucket,
-    /// Its picture, or why there is none.
-    pub(crate) picture: Result<Cropped, Refusal>,
+    /// Its frames, or why there are none.
+    pub(crate) picture: Result<Taken, Refusal>,
+}
+
+/// Frames of a sample at its bucket's size, one of a picture, and how they came about.
+pub(crate) struct Taken {
+    /// All alike.
+    pub(crate) frames: Vec<Picture>,
+    /// As [`Cropped::scale`].
+    pub(crate) scale: f32,
+    /// As [`Cropped::left`].
+    pub(crate) left: u32,
+    /// As [`Cropped::top`].
+    pub(crate) top: u32,
+}
+
+impl From<Cropped> for Taken {
+    fn from(Cropped { picture, scale, left, top }: Cropped) -> Self {
+        Self { frames: vec![picture], scale, left, top }
+    }
 }
 
 /// Starts decoding; the receiver gets the samples of `items`, which are in source order, a chunk at a time.
@@ -69,13 +88,13 @@ fn produce(
         if let Some((row, item)) = next {
             let (_, row) = row.map_err(unusable)?;
             bytes += row.bytes.len();
-            chunk.push((row, item.bucket));
+            chunk.push((row, *item));
         }
         if chunk.len() >= rows_at_once || bytes >= CHUNK_BYTES || last {
             let full = std::mem::take(&mut chunk);
             bytes = 0;
             let prepared =
-                pool.install(|| full.into_par_iter().map(|(row, bucket)| one(bucket, background, &row)).collect());
+                pool.install(|| full.into_par_iter().map(|(row, item)| one(item, background, row)).collect());
             if sender.send(Ok(prepared)).is_err() || last {
                 return Ok(());
             }
@@ -83,8 +102,12 @@ fn produce(
     }
 }
 
-fn one(bucket: Bucket, background: [u8; 3], sample: &Sample) -> Prepared {
-    let row = sample.info();
+fn one(item: &Item, background: [u8; 3], sample: Sample) -> Prepared {
+    let (row, bucket) = (sample.info(), item.bucket);
+    if let Some(fps) = item.rate {
+        let picture = clip(bucket, fps, sample.bytes.into(), &row);
+        return Prepared { row, bucket, picture };
+    }
     let decode = || {
         let picture = media::decode(&sample.bytes, background)
             .map_err(|error| Refusal { reason: error.reason(), detail: error.to_string() })?;
@@ -97,6 +120,33 @@ fn one(bucket: Bucket, background: [u8; 3], sample: &Sample) -> Prepared {
         }
         Ok(media::cover_crop(&picture, bucket.width, bucket.height))
     };
-    let picture = decode();
+    let picture = decode().map(Taken::from);
     Prepared { row, bucket, picture }
+}
+
+fn clip(bucket: Bucket, fps: u32, bytes: Bytes, row: &SampleInfo) -> Result<Taken, Refusal> {
+    let mut taken: Option<Taken> = None;
+    let rate = video::Rate { fps: f64::from(fps), count: bucket.frames };
+    video::frames::<Refusal>(&bytes, rate, |frame| {
+        if size(row) != Some((frame.width, frame.height)) {
+            let detail = format!(
+                "the clip has {}x{} pixels, `samples` says {}x{}",
+                frame.width, frame.height, row.width, row.height
+            );
+            return Err(Refusal { reason: "decode", detail });
+        }
+        let cropped = media::cover_crop(frame, bucket.width, bucket.height);
+        match &mut taken {
+            Some(taken) => taken.frames.push(cropped.picture),
+            none => *none = Some(cropped.into()),
+        }
+        Ok(())
+    })?;
+    taken.ok_or_else(|| Refusal { reason: "decode", detail: "the clip has no frame".to_owned() })
+}
+
+impl From<video::Error> for Refusal {
+    fn from(error: video::Error) -> Self {
+        Self { reason: error.reason(), detail: error.to_string() }
+    }
 }

@@ -2,19 +2,21 @@
 
 use std::collections::BTreeMap;
 
-use models::{Family, ModelFolder};
+use models::{Clips, Family, ModelFolder};
 use serde::Serialize;
 use spec::{Bucket, Problem, bucket};
 use stage::{Events, Exit, Failure};
 use tables::{Location, SampleInfo, TableReader, caption_digest};
 
+use crate::length::{Time, available, taken};
 use crate::parameters::{Parameters, Upscale};
 use crate::unusable;
 
 /// What the first pass finds.
 pub(crate) struct Plan {
     buckets: Vec<Bucket>,
-    upscale: Upscale,
+    time: Time,
+    parameters: Parameters,
     /// Rows of `samples`.
     pub(crate) rows: u64,
     /// Digest → caption; the empty caption is always among them, for training with dropped captions.
@@ -40,6 +42,10 @@ pub(crate) struct Item {
     pub(crate) bucket: Bucket,
     /// Whether its picture is smaller.
     pub(crate) upscaled: bool,
+    /// Whether it is a clip with more frames than are taken.
+    pub(crate) cut: bool,
+    /// Frames in a second that are taken of it, if it is a clip.
+    pub(crate) rate: Option<u32>,
 }
 
 /// Samples of a bucket.
@@ -67,16 +73,19 @@ impl Plan {
             .map_err(|problems| Failure::new(Exit::Recipe, problems.into_iter().next().unwrap_or_default()))?;
         let captions = BTreeMap::from([(caption_digest(""), String::new())]);
         let (items, refused) = (Vec::new(), Vec::new());
-        let mut plan = Self { buckets, upscale: parameters.upscale, rows: 0, captions, items, refused };
+        let (time, parameters) = (grid.time, parameters.clone());
+        let mut plan = Self { buckets, time, parameters, rows: 0, captions, items, refused };
         for row in samples.rows::<SampleInfo>() {
             let (at, row) = row.map_err(unusable)?;
             plan.rows += 1;
             match plan.place(&row) {
                 Ok(bucket) => {
                     let (caption, upscaled) = (caption_digest(&row.caption), upscales(&row, bucket));
+                    let rate = plan.time.clips().filter(|_| row.fps.is_some()).map(|clips| clips.fps);
+                    let cut = plan.time.clips().is_some_and(|clips| available(&row, clips) > bucket.frames);
                     let SampleInfo { sample_id, digest, .. } = row;
                     plan.captions.entry(caption.clone()).or_insert(row.caption);
-                    plan.items.push(Item { at, sample_id, digest, caption, bucket, upscaled });
+                    plan.items.push(Item { at, sample_id, digest, caption, bucket, upscaled, cut, rate });
                 }
                 Err(refusal) => plan.refused.push((row, refusal)),
             }
@@ -84,19 +93,49 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The bucket of a sample, a function of its size alone.
+    /// The bucket of a sample, a function of its size and length alone.
     pub(crate) fn place(&self, row: &SampleInfo) -> Result<Bucket, Refusal> {
         let refuse = |reason, detail| Err(Refusal { reason, detail });
-        if row.frames != 1 {
-            return refuse("unsupported", format!("a clip of {} frames; this model takes pictures", row.frames));
-        }
-        let Some(bucket) = size(row).and_then(|(width, height)| bucket::choose(&self.buckets, width, height)) else {
+        let (buckets, frames) = self.fitting(row)?;
+        let Some(bucket) = size(row).and_then(|(width, height)| bucket::choose(&buckets, width, height)) else {
             return refuse("decode", format!("a picture of {}x{} pixels", row.width, row.height));
         };
-        if self.upscale == Upscale::Reject && upscales(row, bucket) {
+        let bucket = Bucket { frames, ..bucket };
+        if self.parameters.upscale == Upscale::Reject && upscales(row, bucket) {
             return refuse("too_small", format!("{}x{} is smaller than its bucket {bucket}", row.width, row.height));
         }
         Ok(bucket)
+    }
+
+    /// Buckets that a sample of this length may go to, and how many frames it gives.
+    fn fitting(&self, row: &SampleInfo) -> Result<(Vec<Bucket>, u32), Refusal> {
+        let refuse = |reason, detail| Err(Refusal { reason, detail });
+        let Some(clips) = self.time.clips() else {
+            if row.frames != 1 {
+                return refuse("unsupported", format!("a clip of {} frames; this model takes pictures", row.frames));
+            }
+            return Ok((self.buckets.clone(), 1));
+        };
+        let available = available(row, clips);
+        if self.parameters.buckets.is_empty() {
+            return Ok((self.buckets.clone(), taken(available, clips, &self.parameters)?));
+        }
+        let is_clip = available > 1;
+        let suits = |bucket: &&Bucket| bucket.frames <= available && (bucket.frames > 1) == is_clip;
+        match self.buckets.iter().filter(suits).map(|bucket| bucket.frames).max() {
+            Some(frames) => {
+                Ok((self.buckets.iter().filter(|bucket| bucket.frames == frames).copied().collect(), frames))
+            }
+            None if is_clip => {
+                refuse("too_short", format!("{available} frames at {} a second, and no bucket has so few", clips.fps))
+            }
+            None => refuse("no_bucket", "a picture, and no bucket has one frame".to_owned()),
+        }
+    }
+
+    /// How the model sees time, if it does.
+    pub(crate) fn clips(&self) -> Option<Clips> {
+        self.time.clips()
     }
 
     /// Samples of each bucket in use.
@@ -124,6 +163,13 @@ impl Plan {
                 of.join(", ")
             ));
         }
+        let cut = self.items.iter().filter(|item| item.cut).count();
+        if cut > 0 {
+            events.warning(format!(
+                "{cut} of {} clips are longer than the frames taken of them: they give their beginning",
+                self.items.len()
+            ));
+        }
     }
 }
 
@@ -145,26 +191,33 @@ pub(crate) struct Grid {
     pub(crate) quantum: u32,
     /// Multiple of which the sides of any picture must be.
     pub(crate) unit: u32,
+    /// How it sees time.
+    pub(crate) time: Time,
 }
 
 impl Grid {
     /// Of a model that is not there yet: anything goes.
-    pub(crate) const UNKNOWN: Self = Self { quantum: 1, unit: 1 };
+    pub(crate) const UNKNOWN: Self = Self { quantum: 1, unit: 1, time: Time::Unknown };
 
     /// Of a model folder.
     pub(crate) fn of(family: &dyn Family, folder: &ModelFolder) -> models::Result<Self> {
-        Ok(Self { quantum: family.pixel_quantum(folder), unit: family.pixel_unit(folder)? })
+        let time = family.clips(folder)?.map_or(Time::Pictures, Time::Clips);
+        Ok(Self { quantum: family.pixel_quantum(folder), unit: family.pixel_unit(folder)?, time })
     }
 }
 
 /// The buckets that the parameters ask for, with the model's quantum unless they name one.
 pub(crate) fn layout(parameters: &Parameters, grid: Grid) -> Result<Vec<Bucket>, Vec<Problem>> {
+    let problems = grid.time.check(parameters);
+    if !problems.is_empty() {
+        return Err(problems);
+    }
     if let Some(quantum) = parameters.quantum.filter(|quantum| *quantum == 0 || quantum % grid.unit != 0) {
         let problem = Problem::new(format!("`quantum` is {quantum}, expected a multiple of {}", grid.unit));
         return Err(vec![problem.help(format!("the model's own is {}", grid.quantum)).field("quantum")]);
     }
     let Some(budget) = parameters.budget() else {
-        return parameters.explicit_buckets(parameters.quantum.unwrap_or(grid.unit));
+        return parameters.explicit_buckets(parameters.quantum.unwrap_or(grid.unit), grid.time);
     };
     let quantum = parameters.quantum.unwrap_or(grid.quantum);
     let buckets = bucket::plan(budget, quantum, 1);
@@ -199,12 +252,16 @@ mod tests {
     }
 
     fn plan(parameters: &str, rows: Vec<SampleInfo>) -> Result<Plan, Failure> {
+        plan_of(Time::Pictures, parameters, rows)
+    }
+
+    fn plan_of(time: Time, parameters: &str, rows: Vec<SampleInfo>) -> Result<Plan, Failure> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("part-00000.parquet");
         tables::write(&path, rows.into_iter().map(|row| row.with(vec![1]))).unwrap();
         Plan::new(
             &serde_json::from_str(parameters).unwrap(),
-            Grid { quantum: 64, unit: 16 },
+            Grid { quantum: 64, unit: 16, time },
             &TableReader::open(&path).unwrap(),
         )
     }
@@ -229,6 +286,32 @@ mod tests {
         assert_eq!(plan.place(&row(384, 639, "")).unwrap_err().reason, "too_small");
         assert!(plan.place(&row(384, 640, "")).is_ok());
         assert_eq!((plan.items.len(), plan.refused.len()), (0, 1));
+    }
+
+    #[test]
+    fn clips_and_pictures_go_to_buckets_of_their_length() {
+        let wan = Time::Clips(models::Clips { stride: 4, fps: 16 });
+        let clip = |frames, fps| SampleInfo { frames, fps: Some(fps), ..row(640, 384, "") };
+        let rows = || vec![clip(33, 16.0), clip(130, 24.0), clip(17, 30.0), row(640, 384, "")];
+        let buckets = |plan: &Plan| plan.items.iter().map(|item| item.bucket.to_string()).collect::<Vec<_>>();
+        let free = plan_of(wan, r#"{"model": "a/b", "max_pixels": 245760}"#, rows()).unwrap();
+        assert_eq!(buckets(&free), ["640x384x33", "640x384x81", "640x384x9", "640x384"]);
+        assert_eq!(
+            free.items.iter().map(|item| (item.cut, item.rate)).collect::<Vec<_>>()[1..],
+            [(true, Some(16)), (false, Some(16)), (false, None)]
+        );
+        let asked = plan_of(wan, r#"{"model": "a/b", "max_pixels": 245760, "frames": 33}"#, rows()).unwrap();
+        assert_eq!(buckets(&asked), ["640x384x33", "640x384x33", "640x384"]);
+        assert_eq!(asked.refused[0].1.reason, "too_short");
+        let explicit = r#"{"model": "a/b", "buckets": ["640x384x17", "640x384x81"]}"#;
+        let explicit = plan_of(wan, explicit, rows()).unwrap();
+        assert_eq!(buckets(&explicit), ["640x384x17", "640x384x81"]);
+        assert_eq!(
+            explicit.refused.iter().map(|(_, refusal)| refusal.reason).collect::<Vec<_>>(),
+            ["too_short", "no_bucket"]
+        );
+        let failure = plan_of(wan, r#"{"model": "a/b", "buckets": ["640x384x16"]}"#, vec![]).err().unwrap();
+        assert!(failure.problem.message.contains("1 + 4 n"), "{}", failure.problem.message);
     }
 
     #[test]

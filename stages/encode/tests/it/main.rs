@@ -5,6 +5,7 @@
 
 mod captions;
 mod check;
+mod clips;
 mod latents;
 mod reuse;
 mod support;
