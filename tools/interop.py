@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Do diffusers and a run of ours draw the same pictures?
+"""Do diffusers and a run of ours draw the same pictures, or the same frames of clips?
 
     interop.py GENERATE --model FOLDER [--checkpoint FOLDER] [--lora FILE_OR_FOLDER]
                [--max-sequence-length N] [--tolerance 2]
@@ -10,28 +10,30 @@ GENERATE      the generate stage's artifact, such as runs/tarot/generate: its im
 --checkpoint  full fine-tune to load instead, such as runs/tarot/train/epoch_66_step_199: `from_pretrained` on it as it is
 --lora        adapter to apply on the base model with `load_lora_weights` (a folder or file; diffusers or PEFT layout)
 
---max-sequence-length  tokens of T5; what the picture's own metadata says when absent
+--max-sequence-length  tokens of the text encoder; what the picture's own metadata says when absent
 
-Every picture is drawn again by `diffusers.FluxPipeline` in float32 on the CPU. Prints one line a picture with the largest and
+Every picture is drawn again by diffusers' pipeline of the model in float32 on the CPU; of clips, the frames that
+`generate.frame_pngs` writes are compared. Prints one line a picture with the largest and
 mean difference of the 8-bit values and, as a check of the check, how far it is from one without checkpoint or LoRA. Exit code
 1 when one differs by more than --tolerance. `generate.dtype` of the recipe must be float32; pictures of `with_base` are
 skipped. Needs torch, diffusers, transformers, peft, pyarrow, pillow.
 """
 
 import argparse
+import inspect
 import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from diffusers import FluxPipeline
+from diffusers import DiffusionPipeline
 from PIL import Image
 
 
 def pipeline(folder, lora=None):
     """The pipeline of a folder in float32, with the adapter."""
-    pipe = FluxPipeline.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True)
+    pipe = DiffusionPipeline.from_pretrained(folder, torch_dtype=torch.float32, local_files_only=True)
     pipe.set_progress_bar_config(disable=True)
     if lora is not None:
         path = Path(lora)
@@ -52,7 +54,7 @@ def peft_adapter(transformer, folder):
 
 
 def draw(pipe, row, tokens, scale):
-    """One row of `images`, as RGB8."""
+    """One row of `images`, as RGB8 [frames, height, width, 3]."""
     if scale is not None:
         if hasattr(pipe, "set_adapters") and pipe.get_list_adapters():
             pipe.set_adapters(pipe.get_active_adapters(), scale)
@@ -60,10 +62,15 @@ def draw(pipe, row, tokens, scale):
             for module in pipe.transformer.modules():
                 if hasattr(module, "scale_layer"):
                     module.scale_layer(scale)
-    cfg = {}
+    more = {}
     if row["true_cfg"] is not None:
-        cfg = {"negative_prompt": row["negative_prompt"], "true_cfg_scale": row["true_cfg"]}
-    image = pipe(
+        more = {"negative_prompt": row["negative_prompt"], "true_cfg_scale": row["true_cfg"]}
+    elif row["negative_prompt"] is not None:
+        more = {"negative_prompt": row["negative_prompt"]}
+    clip = "num_frames" in inspect.signature(pipe.__call__).parameters
+    if clip:
+        more |= {"num_frames": row["frames"], "output_type": "pil"}
+    drawn = pipe(
         prompt=row["prompt"],
         width=row["width"],
         height=row["height"],
@@ -71,9 +78,10 @@ def draw(pipe, row, tokens, scale):
         guidance_scale=row["guidance"],
         max_sequence_length=tokens,
         generator=torch.Generator("cpu").manual_seed(row["seed"]),
-        **cfg,
-    ).images[0]
-    return np.asarray(image).astype(int)
+        **more,
+    )
+    frames = drawn.frames[0] if clip else [drawn.images[0]]
+    return np.stack([np.asarray(frame) for frame in frames]).astype(int)
 
 
 def main():
@@ -94,9 +102,13 @@ def main():
     for row in pq.read_table(asked.generate / "images.parquet").to_pylist():
         if row["checkpoint"].startswith("base@"):
             continue
-        picture = Image.open(asked.generate / row["file"])
-        tokens = asked.max_sequence_length or int(picture.info["max_sequence_length"])
-        ours = np.asarray(picture.convert("RGB")).astype(int)
+        path = asked.generate / row["file"]
+        frames = [path] if row["frames"] == 1 else sorted(path.with_suffix("").glob("frame_*.png"))
+        if len(frames) != row["frames"]:
+            sys.exit(f"{row['file']}: {len(frames)} of {row['frames']} frames are there; set `generate.frame_pngs = true`")
+        pictures = [Image.open(frame) for frame in frames]
+        tokens = asked.max_sequence_length or int(pictures[0].info["max_sequence_length"])
+        ours = np.stack([np.asarray(picture.convert("RGB")) for picture in pictures]).astype(int)
         scale = row["lora_scale"] if asked.lora else None
         theirs = draw(pipe, row, tokens, scale)
         if ours.shape != theirs.shape:

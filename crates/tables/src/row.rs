@@ -303,7 +303,7 @@ table! {
 }
 
 table! {
-    /// A generated picture.
+    /// A generated picture or clip.
     ImageRow in "images", batch 8192 {
         /// File inside the artifact.
         file: String,
@@ -317,11 +317,15 @@ table! {
         width: i32,
         /// Pixels down.
         height: i32,
+        /// Frames, 1 for a picture.
+        frames: i32,
+        /// Frames in a second of a clip.
+        fps: Option<i32>,
         /// Sampling steps.
         steps: i32,
-        /// Distilled guidance.
+        /// Distilled guidance, or classifier-free where the pipeline calls that so.
         guidance: f32,
-        /// Classifier-free guidance, when on.
+        /// Classifier-free guidance beside it, when on.
         true_cfg: Option<f32>,
         /// Adapter, when there was one.
         lora: Option<String>,

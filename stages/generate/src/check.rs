@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use models::ModelFolder;
+use models::{Clips, ModelFolder};
 use serde_json::{Value, json};
 use spec::Problem;
 use stage::{CheckRequest, Checked, Source, SourceKind};
@@ -62,7 +62,12 @@ pub(crate) fn check(parameters: &Parameters, settings: &Settings, request: &Chec
         Err(problems) => checked.problems.extend(problems),
     }
     checked.problems.extend(numbers(parameters, settings, look.as_ref()));
-    if look.is_some_and(|look| !look.takes_guidance) {
+    if look.as_ref().is_some_and(|look| look.classifier_free) && parameters.true_cfg_scale.is_some() {
+        let problem =
+            Problem::new("`true_cfg_scale` has no place here: this model's `guidance` is classifier-free guidance");
+        checked.problems.push(problem.help("set `guidance` instead").field("true_cfg_scale"));
+    }
+    if look.is_some_and(|look| !look.takes_guidance && !look.classifier_free) {
         checked.notes.push("`guidance` has no effect: the model has no guidance embedding".to_owned());
     }
     checked
@@ -172,6 +177,35 @@ fn numbers(parameters: &Parameters, settings: &Settings, look: Option<&Look>) ->
         expect(tokens <= limit, "max_sequence_length", &tokens, &format!("at most {limit}"));
     }
     problems.extend(sides(parameters, look.map_or(1, |look| look.unit)));
+    problems.extend(look.into_iter().flat_map(|look| length(parameters, look.clips)));
+    problems
+}
+
+/// Frames when the recipe names none: those of a Wan pipeline.
+pub(crate) const DEFAULT_FRAMES: u32 = 81;
+
+/// What of the length of a clip does not fit the model.
+pub(crate) fn length(parameters: &Parameters, clips: Option<Clips>) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let frames = parameters.frames.unwrap_or(DEFAULT_FRAMES);
+    match clips {
+        Some(clips) if !clips.allows(frames) => {
+            let message = format!("`frames` is {frames}, expected 1 + {} n", clips.stride);
+            let near = clips.trimmed(frames.max(1));
+            problems.push(Problem::new(message).help(format!("the next below is {near}")).field("frames"));
+        }
+        None => {
+            let given = [("frames", parameters.frames.is_some_and(|n| n != 1)), ("fps", parameters.fps.is_some())];
+            for (name, _) in given.into_iter().filter(|(_, given)| *given) {
+                let problem = Problem::new(format!("`{name}` is for models of clips; this one draws pictures"));
+                problems.push(problem.help(format!("remove `{name}`")).field(name));
+            }
+        }
+        Some(_) => {}
+    }
+    if parameters.fps == Some(0) {
+        problems.push(Problem::new("`fps` is 0, expected 1 or more").field("fps"));
+    }
     problems
 }
 
@@ -188,6 +222,8 @@ pub(crate) fn sides(parameters: &Parameters, unit: u32) -> Vec<Problem> {
 /// What a local model says about its parameters.
 struct Look {
     takes_guidance: bool,
+    classifier_free: bool,
+    clips: Option<Clips>,
     unit: u32,
     max_tokens: usize,
 }
@@ -209,6 +245,8 @@ fn look_at(path: &Path) -> Result<Look, Problem> {
     }
     Ok(Look {
         takes_guidance: family.takes_guidance(&folder).map_err(problem)?,
+        classifier_free: family.sampling().classifier_free,
+        clips: family.clips(&folder).map_err(problem)?,
         unit: family.pixel_unit(&folder).map_err(problem)?,
         max_tokens: family.max_tokens(),
     })

@@ -1,4 +1,4 @@
-//! The stage `generate`: a checkpoint and prompts to pictures.
+//! The stage `generate`: a checkpoint and prompts to pictures or clips.
 //!
 //! Texts are encoded first and their encoders freed; then each set of weights draws every shot, so that only one denoiser
 //! is in memory. Knows nothing of how the checkpoint was trained.
@@ -14,6 +14,7 @@ mod render;
 mod texts;
 
 use std::ops::ControlFlow;
+use std::path::Path;
 
 use diffusion::schedule::Scheduler;
 use serde_json::json;
@@ -22,7 +23,7 @@ use tables::ImageRow;
 
 use model::Models;
 pub use parameters::{Parameters, Settings};
-use picture::Sheet;
+use picture::{Drawn, Sheet};
 use plan::Shot;
 use render::Renderer;
 use texts::Texts;
@@ -64,8 +65,9 @@ impl Stage for Generate {
         torch::device::set_threads(request.threads);
         let prompts = check::all_prompts(parameters, &request.base_dir)
             .map_err(|problems| Failure::new(Exit::Recipe, problems.into_iter().next().unwrap_or_default()))?;
-        let shots = plan::shots(parameters, &prompts);
         let models = Models::open(work, device)?;
+        let rules = models.family.sampling();
+        let shots = plan::shots(parameters, &prompts, rules);
 
         let texts = {
             let encoders = models.text_encoders()?;
@@ -74,7 +76,13 @@ impl Stage for Generate {
         let vae = models.vae()?;
         let takes_guidance = models.takes_guidance()?;
         let scheduler = Scheduler::from_config(&models.scheduler()?).map_err(unusable)?;
-        let mut album = Album::new(work, &shots);
+        let drawn = Drawn {
+            guided: takes_guidance || rules.classifier_free,
+            classifier_free: rules.classifier_free,
+            frames: models.clips.map_or(1, |_| parameters.frames.unwrap_or(check::DEFAULT_FRAMES)),
+            fps: parameters.fps.or(models.clips.map(|clips| clips.fps)).unwrap_or(1),
+        };
+        let mut album = Album::new(work, &shots, drawn);
         for base in if parameters.with_base { vec![false, true] } else { vec![false] } {
             let (transformer, weights) = models.transformer(base)?;
             let renderer = Renderer {
@@ -83,27 +91,27 @@ impl Stage for Generate {
                 vae: &vae,
                 scheduler: &scheduler,
                 takes_guidance,
+                frames: drawn.frames,
                 device,
                 parameters,
             };
             for batch in batches(&shots, work.settings.batch_size) {
-                let drawn = renderer.draw(batch, &texts, &mut |done, steps| album.step(batch, done, steps))?;
-                let Some(pictures) = drawn else { return Err(Failure::interrupted(KEPT)) };
-                for (shot, picture) in batch.iter().zip(&pictures) {
-                    album.add(
-                        shot,
-                        base,
-                        picture,
-                        &picture::settings(shot, parameters, takes_guidance, &weights),
-                        &weights,
-                    )?;
+                let results = renderer.draw(batch, &texts, &mut |done, steps| album.step(batch, done, steps))?;
+                let Some(pictures) = results else { return Err(Failure::interrupted(KEPT)) };
+                for (shot, frames) in batch.iter().zip(&pictures) {
+                    let text = picture::settings(shot, parameters, drawn, &weights);
+                    album.add(shot, base, frames, &text, &weights)?;
                 }
             }
         }
         let pictures = album.finish()?;
         let taken = pictures.len() as u64;
         Ok(Outcome {
-            summary: format!("{taken} pictures of {} prompts", prompts.len()),
+            summary: format!(
+                "{taken} {} of {} prompts",
+                if drawn.frames > 1 { "clips" } else { "pictures" },
+                prompts.len()
+            ),
             ledger: Ledger { taken, out: taken, ..Ledger::default() },
             info: json!({ "pictures": pictures, "checkpoint": models.checkpoint_name() }),
         })
@@ -116,22 +124,27 @@ fn batches(shots: &[Shot], size: usize) -> impl Iterator<Item = &[Shot]> {
     shots.chunk_by(move |a, b| scale(a) == scale(b)).flat_map(move |run| run.chunks(size.max(1)))
 }
 
+/// Frames of a clip on the contact sheet, at most.
+const SHOWN: usize = 6;
+
 /// The pictures of a run as they come: files, rows, the sheet, progress.
 struct Album<'a> {
     work: &'a Work<Generate>,
+    drawn: Drawn,
     sheet: Sheet,
     /// By (shot, base): the base model's come last but belong beside their shot.
-    rows: std::collections::BTreeMap<(usize, bool), (ImageRow, media::Picture)>,
+    rows: std::collections::BTreeMap<(usize, bool), (ImageRow, Vec<media::Picture>)>,
     total: usize,
 }
 
 impl<'a> Album<'a> {
-    fn new(work: &'a Work<Generate>, shots: &[Shot]) -> Self {
+    fn new(work: &'a Work<Generate>, shots: &[Shot], drawn: Drawn) -> Self {
         let per_shot = 1 + usize::from(work.parameters.with_base);
         let total = shots.len() * per_shot;
-        let per_row = work.parameters.images_per_prompt as usize * per_shot;
-        let sheet = Sheet::new(total, per_row, work.parameters.width, work.parameters.height);
-        Self { work, sheet, rows: std::collections::BTreeMap::new(), total }
+        let shown = SHOWN.min(drawn.frames as usize);
+        let per_row = if shown > 1 { shown } else { work.parameters.images_per_prompt as usize * per_shot };
+        let sheet = Sheet::new(total * shown, per_row, work.parameters.width, work.parameters.height);
+        Self { work, drawn, sheet, rows: std::collections::BTreeMap::new(), total }
     }
 
     fn step(&self, batch: &[Shot], done: usize, steps: usize) -> ControlFlow<()> {
@@ -145,16 +158,47 @@ impl<'a> Album<'a> {
         &mut self,
         shot: &Shot,
         base: bool,
-        picture: &media::Picture,
+        frames: &[media::Picture],
         settings: &[(String, String)],
         weights: &picture::Weights,
     ) -> Result<(), Failure> {
-        let file = shot.file_name(base);
+        let file = shot.file_name(base, if frames.len() > 1 { "mp4" } else { "png" });
         let path = self.work.request.output.join(&file);
-        media::write_png(&path, picture, settings).map_err(unusable)?;
+        match frames {
+            [picture] => media::write_png(&path, picture, settings).map_err(unusable)?,
+            frames => self.write_clip(&path, frames, settings)?,
+        }
         self.work.events.output(shot.prompt.clone(), path);
-        let row = picture::row(file, shot, &self.work.parameters, weights);
-        self.rows.insert((shot.index, base), (row, self.sheet.cell(picture)));
+        let row = picture::row(file, shot, &self.work.parameters, self.drawn, weights);
+        // Evenly spread, the first and the last among them.
+        let shown = SHOWN.min(frames.len());
+        let cell = |n: usize| self.sheet.cell(&frames[n * (frames.len() - 1) / (shown - 1).max(1)]);
+        self.rows.insert((shot.index, base), (row, (0..shown).map(cell).collect()));
+        Ok(())
+    }
+
+    /// An MP4 with the settings as one JSON text in its `comment`, and if asked for a folder of frames.
+    fn write_clip(&self, path: &Path, frames: &[media::Picture], settings: &[(String, String)]) -> Result<(), Failure> {
+        let Parameters { width, height, frame_pngs, .. } = self.work.parameters;
+        let format = video::Format::mp4();
+        if format.codec() != "H.264" {
+            self.work.events.warning(format!("this FFmpeg has no H.264 encoder: clips are {}", format.codec()));
+        }
+        let said: serde_json::Map<_, _> = settings.iter().map(|(key, value)| (key.clone(), json!(value))).collect();
+        let text = [("comment".to_owned(), serde_json::Value::Object(said).to_string())];
+        let mut writer =
+            video::Writer::create(path, &format, (width, height), self.drawn.fps, &text).map_err(unusable)?;
+        for frame in frames {
+            writer.push(frame).map_err(unusable)?;
+        }
+        writer.finish().map_err(unusable)?;
+        if frame_pngs {
+            let folder = path.with_extension("");
+            fs_err::create_dir_all(&folder)?;
+            for (number, frame) in frames.iter().enumerate() {
+                media::write_png(&folder.join(format!("frame_{number:04}.png")), frame, settings).map_err(unusable)?;
+            }
+        }
         Ok(())
     }
 
@@ -162,7 +206,7 @@ impl<'a> Album<'a> {
     fn finish(self) -> Result<Vec<String>, Failure> {
         let output = &self.work.request.output;
         let (rows, cells): (Vec<_>, Vec<_>) = self.rows.into_values().unzip();
-        self.sheet.write(&output.join("contact_sheet.png"), &cells).map_err(unusable)?;
+        self.sheet.write(&output.join("contact_sheet.png"), &cells.concat()).map_err(unusable)?;
         self.work.events.output("contact sheet", output.join("contact_sheet.png"));
         let files = rows.iter().map(|row| row.file.clone()).collect();
         tables::write(&output.join("images.parquet"), rows).map_err(unusable)?;

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use models::{DynTextEncoders, DynTransformer, DynVae, Family, ModelFolder};
+use models::{Clips, DynTextEncoders, DynTransformer, DynVae, Family, ModelFolder};
 use nn::lora_file::AdapterFile;
 use nn::{BuildOptions, Builder, Weights};
 use spec::Problem;
@@ -25,6 +25,8 @@ pub(crate) struct Models<'a> {
     folder: ModelFolder,
     /// Its family.
     pub(crate) family: &'static dyn Family,
+    /// How it sees time, if it does.
+    pub(crate) clips: Option<Clips>,
 }
 
 /// An adapter to apply.
@@ -54,7 +56,11 @@ impl<'a> Models<'a> {
         if let Some(problem) = check::sides(parameters, unit).into_iter().next() {
             return Err(Failure::new(Exit::Recipe, problem));
         }
-        Ok(Self { work, device, checkpoint, base, folder, family })
+        let clips = family.clips(&folder).map_err(unusable)?;
+        if let Some(problem) = check::length(parameters, clips).into_iter().next() {
+            return Err(Failure::new(Exit::Recipe, problem));
+        }
+        Ok(Self { work, device, checkpoint, base, folder, family, clips })
     }
 
     /// Name of the checkpoint, if there is one.

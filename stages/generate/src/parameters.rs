@@ -28,7 +28,8 @@ pub struct Parameters {
     /// More texts, after `prompts`: UTF-8, one a line; in a `.jsonl` file objects with `prompt`, `seed`, `negative_prompt`.
     #[serde(default)]
     pub prompts_file: Option<PathBuf>,
-    /// What to steer away from, for prompts that name nothing else; `""` is allowed. Turns true classifier-free guidance on.
+    /// What to steer away from, for prompts that name nothing else; `""` is allowed. Turns true classifier-free guidance on, where
+    /// `guidance` does not mean that already.
     #[serde(default)]
     pub negative_prompt: Option<String>,
     /// Scale of true classifier-free guidance, above 1; 4 when there is a negative prompt and no scale.
@@ -40,10 +41,20 @@ pub struct Parameters {
     /// Pixels down.
     #[serde(default = "default::side")]
     pub height: u32,
+    /// Frames of a clip, for a model of clips: 81 when absent. 1 draws a picture.
+    #[serde(default)]
+    pub frames: Option<u32>,
+    /// Frames in a second of the file a clip is written to; the model's own when absent.
+    #[serde(default)]
+    pub fps: Option<u32>,
+    /// Also write every frame of a clip as a PNG, into a folder of the clip's name.
+    #[serde(default)]
+    pub frame_pngs: bool,
     /// Denoising steps.
     #[serde(default = "default::steps")]
     pub steps: u32,
-    /// Scale given to the guidance embedding of a distilled model; a model without one ignores it.
+    /// Scale given to the guidance embedding of a distilled model (FLUX.1-dev), or that of classifier-free guidance in a
+    /// pipeline that is built on it (Wan), where 1 is no guidance. A model with neither ignores it.
     #[serde(default = "default::guidance")]
     pub guidance: f64,
     /// Seed of the first picture of every prompt, so that prompts compare; the picture after it takes `seed + 1`, and so on.

@@ -30,25 +30,47 @@ pub(crate) fn to_picture(pixels: &Tensor, kind: Kind) -> Result<Picture, tch::Tc
     Ok(Picture { width: size[1] as u32, height: size[0] as u32, rgb: Vec::try_from(bytes.view(-1))? })
 }
 
-/// Text chunks of the PNG: everything needed to draw it again.
-pub(crate) fn settings(
-    shot: &Shot,
-    parameters: &Parameters,
-    takes_guidance: bool,
-    weights: &Weights,
-) -> Vec<(String, String)> {
+/// Pixels of a picture [3, H, W] or a clip [3, F, H, W] to its frames.
+pub(crate) fn to_frames(pixels: &Tensor, kind: Kind) -> Result<Vec<Picture>, tch::TchError> {
+    if pixels.dim() == 3 {
+        return Ok(vec![to_picture(pixels, kind)?]);
+    }
+    (0..pixels.size()[1]).map(|frame| to_picture(&pixels.select(1, frame), kind)).collect()
+}
+
+/// What guides a run: the meaning of `guidance`, and the length of what is drawn.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Drawn {
+    /// Whether `guidance` has an effect.
+    pub(crate) guided: bool,
+    /// Whether it is that of classifier-free guidance.
+    pub(crate) classifier_free: bool,
+    /// Frames, 1 for a picture.
+    pub(crate) frames: u32,
+    /// Frames in a second of a clip.
+    pub(crate) fps: u32,
+}
+
+/// What a file says about itself: everything needed to draw it again.
+pub(crate) fn settings(shot: &Shot, parameters: &Parameters, drawn: Drawn, weights: &Weights) -> Vec<(String, String)> {
     let mut text = vec![("prompt", shot.prompt.clone())];
     if let Some((negative, scale)) = &shot.negative {
         text.push(("negative_prompt", negative.clone()));
-        text.push(("true_cfg_scale", scale.to_string()));
+        if !drawn.classifier_free {
+            text.push(("true_cfg_scale", scale.to_string()));
+        }
     }
     text.push(("seed", shot.seed.to_string()));
     text.push(("steps", parameters.steps.to_string()));
-    if takes_guidance {
+    if drawn.guided {
         text.push(("guidance", parameters.guidance.to_string()));
     }
     text.push(("width", parameters.width.to_string()));
     text.push(("height", parameters.height.to_string()));
+    if drawn.frames > 1 {
+        text.push(("frames", drawn.frames.to_string()));
+        text.push(("fps", drawn.fps.to_string()));
+    }
     text.push(("max_sequence_length", parameters.max_sequence_length.to_string()));
     text.push(("dtype", if Kind::from(parameters.dtype) == Kind::Float { "float32" } else { "bfloat16" }.to_owned()));
     text.push(("model", weights.model.clone()));
@@ -60,8 +82,8 @@ pub(crate) fn settings(
     text.into_iter().map(|(key, value)| (key.to_owned(), value)).collect()
 }
 
-/// The row of a picture.
-pub(crate) fn row(file: String, shot: &Shot, parameters: &Parameters, weights: &Weights) -> ImageRow {
+/// The row of a picture or clip.
+pub(crate) fn row(file: String, shot: &Shot, parameters: &Parameters, drawn: Drawn, weights: &Weights) -> ImageRow {
     ImageRow {
         file,
         prompt: shot.prompt.clone(),
@@ -69,9 +91,11 @@ pub(crate) fn row(file: String, shot: &Shot, parameters: &Parameters, weights: &
         seed: shot.seed as i64,
         width: parameters.width as i32,
         height: parameters.height as i32,
+        frames: drawn.frames as i32,
+        fps: (drawn.frames > 1).then_some(drawn.fps as i32),
         steps: parameters.steps as i32,
         guidance: parameters.guidance as f32,
-        true_cfg: shot.negative.as_ref().map(|(_, scale)| *scale as f32),
+        true_cfg: shot.negative.as_ref().filter(|_| !drawn.classifier_free).map(|(_, scale)| *scale as f32),
         lora: weights.lora.clone(),
         lora_scale: weights.lora.as_ref().map(|_| parameters.lora_scale as f32),
         checkpoint: weights.checkpoint.clone(),

@@ -1,5 +1,7 @@
 //! Which pictures to draw: prompts times copies, with seeds and file names. Knows no model.
 
+use models::Sampling;
+
 use crate::parameters::Parameters;
 use crate::prompts::Prompt;
 
@@ -20,22 +22,27 @@ pub(crate) struct Shot {
 }
 
 impl Shot {
-    /// `000_first_words_of_the_prompt.png`; with `_base` for the untrained model.
-    pub(crate) fn file_name(&self, base: bool) -> String {
-        format!("{:03}{}{}.png", self.index, slug(&self.prompt), if base { "_base" } else { "" })
+    /// `000_first_words_of_the_prompt.png`; with `_base` for the untrained model, and `.mp4` for a clip.
+    pub(crate) fn file_name(&self, base: bool, extension: &str) -> String {
+        format!("{:03}{}{}.{extension}", self.index, slug(&self.prompt), if base { "_base" } else { "" })
     }
 }
 
 /// All pictures, in order: every prompt starts at its own seed or the recipe's, and its copies count up from there.
-pub(crate) fn shots(parameters: &Parameters, prompts: &[Prompt]) -> Vec<Shot> {
+pub(crate) fn shots(parameters: &Parameters, prompts: &[Prompt], rules: Sampling) -> Vec<Shot> {
     let copies = u64::from(parameters.images_per_prompt);
     let one = |prompt: &Prompt, copy: u64| {
         let negative = prompt.negative_prompt.as_ref().or(parameters.negative_prompt.as_ref());
-        let scale = parameters.true_cfg_scale.unwrap_or(DEFAULT_TRUE_CFG);
+        let steered = if rules.classifier_free {
+            let text = negative.cloned().unwrap_or_default();
+            (parameters.guidance > 1.0).then_some((text, parameters.guidance))
+        } else {
+            negative.map(|text| (text.clone(), parameters.true_cfg_scale.unwrap_or(DEFAULT_TRUE_CFG)))
+        };
         Shot {
             index: 0,
             prompt: prompt.prompt.clone(),
-            negative: negative.map(|text| (text.clone(), scale)),
+            negative: steered,
             seed: prompt.seed.unwrap_or(parameters.seed) + copy,
         }
     };
@@ -72,6 +79,8 @@ fn slug(prompt: &str) -> String {
 mod tests {
     use super::*;
 
+    const FLUX: Sampling = Sampling { wide_latents: false, even_levels: true, classifier_free: false };
+
     fn parameters(extra: &str) -> Parameters {
         serde_json::from_str(&format!(r#"{{"model": "a/b"{extra}}}"#)).unwrap()
     }
@@ -80,7 +89,7 @@ mod tests {
     fn every_prompt_starts_at_the_same_seed_and_copies_count_up() {
         let own = Prompt { seed: Some(7), ..Prompt::from("c") };
         let prompts = [Prompt::from("a"), Prompt::from("b"), own];
-        let shots = shots(&parameters(r#", "seed": 2026, "images_per_prompt": 2"#), &prompts);
+        let shots = shots(&parameters(r#", "seed": 2026, "images_per_prompt": 2"#), &prompts, FLUX);
         let seen: Vec<_> = shots.iter().map(|shot| (shot.index, shot.prompt.as_str(), shot.seed)).collect();
         assert_eq!(seen, [(0, "a", 2026), (1, "a", 2027), (2, "b", 2026), (3, "b", 2027), (4, "c", 7), (5, "c", 8)]);
     }
@@ -89,19 +98,25 @@ mod tests {
     fn a_negative_prompt_turns_guidance_on_and_the_prompts_own_wins() {
         let own = Prompt { negative_prompt: Some("blur".into()), ..Prompt::from("b") };
         let prompts = [Prompt::from("a"), own];
-        let negatives =
-            |extra: &str| shots(&parameters(extra), &prompts).into_iter().map(|shot| shot.negative).collect::<Vec<_>>();
+        let of = |rules: Sampling, extra: &str| {
+            shots(&parameters(extra), &prompts, rules).into_iter().map(|shot| shot.negative).collect::<Vec<_>>()
+        };
+        let negatives = |extra: &str| of(FLUX, extra);
         assert_eq!(negatives(""), [None, Some(("blur".into(), DEFAULT_TRUE_CFG))]);
         assert_eq!(
             negatives(r#", "negative_prompt": "", "true_cfg_scale": 2.5"#),
             [Some((String::new(), 2.5)), Some(("blur".into(), 2.5))]
         );
+        let wan = Sampling { classifier_free: true, ..FLUX };
+        assert_eq!(of(wan, r#", "guidance": 5.0"#), [Some((String::new(), 5.0)), Some(("blur".into(), 5.0))]);
+        assert_eq!(of(wan, r#", "guidance": 1.0"#), [None, None]);
     }
 
     #[test]
     fn file_names_are_safe_short_and_sort_like_the_run() {
-        let name =
-            |prompt: &str, index, base| Shot { index, prompt: prompt.into(), negative: None, seed: 0 }.file_name(base);
+        let name = |prompt: &str, index, base| {
+            Shot { index, prompt: prompt.into(), negative: None, seed: 0 }.file_name(base, "png")
+        };
         assert_eq!(
             name("a trtcrd of an astronaut tending a rose garden on Mars, \"the gardener\"", 0, false),
             "000_a_trtcrd_of_an_astronaut_tending_a_rose_garden_on.png"

@@ -1,4 +1,4 @@
-//! From shots to pictures with one set of weights: noise, the sampler's steps, the VAE.
+//! From shots to pictures or clips with one set of weights: noise, the sampler's steps, the VAE.
 
 use std::ops::ControlFlow;
 
@@ -27,6 +27,8 @@ pub(crate) struct Renderer<'a> {
     pub(crate) scheduler: &'a Scheduler,
     /// Whether the denoiser embeds a guidance scale.
     pub(crate) takes_guidance: bool,
+    /// Frames to draw.
+    pub(crate) frames: u32,
     /// Where all of it is.
     pub(crate) device: Device,
     /// What was asked.
@@ -34,16 +36,17 @@ pub(crate) struct Renderer<'a> {
 }
 
 impl Renderer<'_> {
-    /// Draws shots that agree on whether, and how strongly, they steer away from something. `None` if `on_step` broke.
+    /// Draws shots that agree on whether, and how strongly, they steer away from something: the frames of each, one of a picture.
+    /// `None` if `on_step` broke.
     pub(crate) fn draw(
         &self,
         shots: &[Shot],
         texts: &Texts,
         on_step: &mut dyn FnMut(usize, usize) -> ControlFlow<()>,
-    ) -> Result<Option<Vec<Picture>>, Failure> {
+    ) -> Result<Option<Vec<Vec<Picture>>>, Failure> {
         let kind = Kind::from(self.parameters.dtype);
         let rules = self.family.sampling();
-        let shape = self.vae.latent_shape(self.parameters.width, self.parameters.height, 1);
+        let shape = self.vae.latent_shape(self.parameters.width, self.parameters.height, self.frames);
         let state = if rules.wide_latents { Kind::Float } else { kind };
         let noise = shots.iter().map(|shot| initial(shot.seed, &shape, state)).collect::<torch::Result<Vec<_>>>();
         let tokens = self.family.image_tokens(&shape[1..]) as usize;
@@ -72,7 +75,7 @@ impl Renderer<'_> {
         for i in 0..shots.len() as i64 {
             let pixels = no_grad(|| self.vae.decode(&latents.narrow(0, i, 1))).map_err(Failure::from_diagnostic)?;
             finite(&pixels, &shots[i as usize])?;
-            pictures.push(picture::to_picture(&pixels.get(0), kind).map_err(Failure::from_error)?);
+            pictures.push(picture::to_frames(&pixels.get(0), kind).map_err(Failure::from_error)?);
         }
         Ok(Some(pictures))
     }

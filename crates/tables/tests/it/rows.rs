@@ -137,6 +137,8 @@ fn the_other_tables_come_back() {
         seed: -1,
         width: 384,
         height: 640,
+        frames: 1,
+        fps: None,
         steps: 28,
         guidance: 3.5,
         true_cfg: lora.map(|_| 4.0),

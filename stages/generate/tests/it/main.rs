@@ -4,5 +4,6 @@
 #![expect(clippy::needless_pass_by_value, reason = "calls with `json!` read better")]
 
 mod check;
+mod clips;
 mod pictures;
 mod support;

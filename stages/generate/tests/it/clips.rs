@@ -1,0 +1,82 @@
+//! Clips are diffusers' frames for the same weights, prompt and seed, in an MP4 that says how it was made.
+
+use bytes::Bytes;
+use media::Picture;
+use serde_json::{Value, json};
+use tables::ImageRow;
+use tch::{Kind, Tensor};
+
+use crate::support::{Run, Setup, difference, fixture, read};
+
+const FRAMES: usize = 5;
+
+/// The golden call of `wan-tiny`, and the frames that diffusers draws.
+fn golden() -> (Value, Vec<Picture>) {
+    let numbers: Value =
+        serde_json::from_slice(&fs_err::read(fixture("wan-tiny").join("golden.json")).unwrap()).unwrap();
+    let call = &numbers["pipe/call"];
+    let parameters = json!({
+        "prompts": [call["prompt"]], "negative_prompt": call["negative_prompt"], "guidance": call["guidance_scale"],
+        "width": call["width"], "height": call["height"], "frames": call["num_frames"], "seed": numbers["seed"],
+        "steps": call["num_inference_steps"], "max_sequence_length": call["max_sequence_length"], "frame_pngs": true,
+    });
+    let tensors = Tensor::read_safetensors(fixture("wan-tiny").join("golden.safetensors")).unwrap();
+    let (_, frames) = tensors.into_iter().find(|(name, _)| name == "pipe/frames_u8").unwrap();
+    let size = frames.size();
+    let frame = |n: i64| Picture {
+        width: size[3] as u32,
+        height: size[2] as u32,
+        rgb: Vec::try_from(frames.get(0).get(n).contiguous().view(-1).to_kind(Kind::Uint8)).unwrap(),
+    };
+    (parameters, (0..size[1]).map(frame).collect())
+}
+
+fn frames(run: &Run) -> Vec<Picture> {
+    let name = run.outcome().info["pictures"][0].as_str().unwrap().to_owned();
+    let folder = run.output().join(name).with_extension("");
+    (0..FRAMES).map(|n| read(&folder.join(format!("frame_{n:04}.png")))).collect()
+}
+
+#[test]
+fn a_prompt_and_a_seed_give_the_frames_of_diffusers() {
+    let (parameters, expected) = golden();
+    let run = Setup::new(fixture("wan-tiny"), parameters.clone()).run();
+    let ours = frames(&run);
+    assert_eq!(ours.len(), expected.len());
+    for (ours, theirs) in ours.iter().zip(&expected) {
+        assert!(difference(ours, theirs) <= 2);
+    }
+    let rows: Vec<ImageRow> = tables::read(&run.output().join("images.parquet")).unwrap();
+    assert_eq!((rows[0].frames, rows[0].fps, rows[0].guidance, rows[0].true_cfg), (5, Some(16), 5.0, None));
+
+    // The file holds those frames, nearly lossless, at the model's rate.
+    let path = run.output().join(&rows[0].file);
+    let bytes = Bytes::from(fs_err::read(&path).unwrap());
+    let facts = video::probe(&bytes).unwrap();
+    assert_eq!((facts.format, facts.frames, facts.width, facts.height), ("mp4", 5, 48, 32));
+    assert!((facts.fps - 16.0).abs() < 1e-6);
+    let text = String::from_utf8_lossy(&bytes).into_owned();
+    assert!(text.contains(r#""steps":"5""#) && text.contains(r#""negative_prompt""#), "settings are in the file");
+    // Six cells at most, here one for each frame, in a row.
+    let sheet = read(&run.output().join("contact_sheet.png"));
+    assert!(sheet.width > 5 * 40 && sheet.height < 60, "{}x{}", sheet.width, sheet.height);
+
+    let other = Setup::new(fixture("wan-tiny"), {
+        let mut parameters = parameters;
+        parameters["guidance"] = json!(1.0);
+        parameters
+    });
+    assert!(difference(&frames(&other.run())[0], &expected[0]) > 2, "guidance has an effect");
+}
+
+#[test]
+fn one_frame_is_a_picture_and_a_wrong_number_is_refused() {
+    let (mut parameters, _) = golden();
+    parameters["frames"] = json!(1);
+    let run = Setup::new(fixture("wan-tiny"), parameters.clone()).run();
+    let picture = &run.pictures()[0];
+    assert_eq!((picture.width, picture.height), (48, 32));
+    parameters["frames"] = json!(6);
+    let failure = Setup::new(fixture("wan-tiny"), parameters).run().result.unwrap_err();
+    assert!(failure.problem.message.contains("`frames` is 6, expected 1 + 4 n"), "{}", failure.problem.message);
+}
