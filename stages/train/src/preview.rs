@@ -7,7 +7,7 @@ use diffusion::sample::{Guidance, sample};
 use diffusion::schedule::{Scheduler, Spacing};
 use media::Picture;
 use models::Text;
-use nn::BuildOptions;
+use nn::{BuildOptions, Conditions};
 use stage::{Events, Failure};
 use tch::{Kind, Tensor};
 
@@ -19,6 +19,8 @@ use crate::unusable;
 pub(crate) struct Preview<'a> {
     settings: &'a Samples,
     texts: Vec<Text>,
+    /// The empty prompt, where guidance steers away from it.
+    empty: Option<Text>,
     scheduler: Scheduler,
     max_tokens: usize,
 }
@@ -29,10 +31,16 @@ impl<'a> Preview<'a> {
         let options = BuildOptions::frozen(session.device, session.compute);
         let encoders = session.family.text_encoders(&session.folder, options).map_err(unusable)?;
         let texts = tch::no_grad(|| encoders.encode(&settings.prompts, max_tokens)).map_err(unusable)?;
+        let steered = session.family.sampling().classifier_free && settings.guidance > 1.0;
+        let empty = if steered { encoders.encode(&[String::new()], max_tokens).map_err(unusable)?.pop() } else { None };
         let config =
             session.folder.json("scheduler/scheduler_config.json", "it gives the noise schedule").map_err(unusable)?;
         let scheduler = Scheduler::from_config(&config).map_err(unusable)?;
-        Ok(Self { settings, texts, scheduler, max_tokens })
+        Ok(Self { settings, texts, empty, scheduler, max_tokens })
+    }
+
+    fn conditions(&self, session: &Session, text: &Text) -> Result<Conditions, Failure> {
+        session.family.conditions(&[text], self.max_tokens, session.device, session.compute).map_err(unusable)
     }
 
     /// Draws all prompts after step `step` into `samples/step_S/`; leaves off when interrupted.
@@ -41,23 +49,22 @@ impl<'a> Preview<'a> {
         fs_err::create_dir_all(&folder)?;
         let vae =
             session.family.vae(&session.folder, BuildOptions::frozen(session.device, Kind::Float)).map_err(unusable)?;
-        let Samples { width, height, steps, guidance, seed, prompts, .. } = self.settings;
+        let Samples { width, height, frames, steps, guidance, seed, prompts, .. } = self.settings;
         let rules = session.family.sampling();
-        let shape = vae.latent_shape(*width, *height, 1);
+        let shape = vae.latent_shape(*width, *height, *frames);
         let tokens = session.family.image_tokens(&shape[1..]) as usize;
         let spacing = if rules.even_levels { Spacing::Even } else { Spacing::Trained };
         let schedule = self.scheduler.schedule(*steps as usize, tokens, spacing).map_err(unusable)?;
         let state = if rules.wide_latents { Kind::Float } else { session.compute };
         let distilled = session.family.takes_guidance(&session.folder).map_err(unusable)?.then_some(*guidance as f32);
         for (number, (prompt, text)) in prompts.iter().zip(&self.texts).enumerate() {
-            let positive = session
-                .family
-                .conditions(&[text], self.max_tokens, session.device, session.compute)
-                .map_err(unusable)?;
+            let positive = self.conditions(session, text)?;
             let shape: Vec<i64> = std::iter::once(1).chain(shape.iter().copied()).collect();
             let noise = torch::ops::randn_seeded(*seed, &shape).map_err(Failure::from_diagnostic)?;
             let noise = noise.to_device(session.device).to_kind(state);
-            let guidance = Guidance { positive: &positive, negative: None, distilled };
+            let negative = self.empty.as_ref().map(|text| self.conditions(session, text)).transpose()?;
+            let negative = negative.as_ref().map(|conditions| (conditions, *guidance));
+            let guidance = Guidance { positive: &positive, negative, distilled };
             let phase = format!("drawing sample {} of {}", number + 1, prompts.len());
             let mut on_step = |done: usize, total: usize| {
                 events.progress(&phase, done as u64, Some(total as u64), "steps", None);
@@ -77,8 +84,18 @@ impl<'a> Preview<'a> {
     }
 }
 
-/// f32 [1, 3, H, W] in [-1, 1] to RGB8, rounded as diffusers does.
+/// Frames of a clip that are shown, at most.
+const SHOWN: i64 = 6;
+
+/// f32 [1, 3, H, W] in [-1, 1] to RGB8, rounded as diffusers does; of a clip [1, 3, F, H, W] some frames side by side.
 fn picture(pixels: &Tensor) -> Result<Picture, Failure> {
+    if pixels.dim() == 5 {
+        let frames = pixels.size()[2];
+        let shown = SHOWN.min(frames);
+        let at = |n: i64| pixels.select(2, n * (frames - 1) / (shown - 1).max(1));
+        let cells = (0..shown).map(|n| picture(&at(n))).collect::<Result<Vec<_>, _>>()?;
+        return Ok(media::contact_sheet(&cells, cells.len()));
+    }
     let (_, _, height, width) = pixels.size4().map_err(Failure::from_error)?;
     let bytes = ((pixels / 2.0 + 0.5).clamp(0.0, 1.0) * 255.0).round().squeeze_dim(0).permute([1, 2, 0]);
     let rgb = Vec::try_from(bytes.to_kind(Kind::Uint8).contiguous().view(-1).to_device(tch::Device::Cpu));

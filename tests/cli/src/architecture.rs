@@ -27,7 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("bucket", &["spec", "store", "stage", "tables"]),
     ("train", &["spec", "store", "stage", "tables", "media", "hub", "nn", "models", "diffusion", "torch"]),
     ("generate", &["spec", "store", "stage", "tables", "media", "video", "hub", "nn", "models", "diffusion", "torch"]),
-    ("datasets", &[]),
+    ("datasets", &["media", "video"]),
     ("cli-tests", &[]),
     ("parity-tests", &[]),
 ];

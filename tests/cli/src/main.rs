@@ -1,6 +1,7 @@
 //! The programs from outside: the real binaries in throw-away folders, and the structure of the workspace itself.
 
 mod architecture;
+mod clips;
 mod errors;
 mod project;
 mod runs;

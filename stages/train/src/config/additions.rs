@@ -97,6 +97,8 @@ pub(crate) struct Samples {
     pub(crate) every_steps: u64,
     pub(crate) width: u32,
     pub(crate) height: u32,
+    /// Frames of a clip, for a model of clips.
+    pub(crate) frames: u32,
     pub(crate) steps: u64,
     pub(crate) guidance: f64,
     pub(crate) seed: u64,
@@ -118,6 +120,7 @@ impl Samples {
             every_steps: block.positive("every_steps").unwrap_or(100),
             width,
             height,
+            frames: u32::try_from(block.positive("frames").unwrap_or(1)).unwrap_or(u32::MAX),
             steps: block.positive("steps").unwrap_or(28),
             guidance: block.number("guidance").unwrap_or(3.5),
             seed: block.count("seed").unwrap_or(0),

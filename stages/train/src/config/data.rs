@@ -33,6 +33,8 @@ impl Data {
             && !target.ends_with("text_to_image_multiresolution_dataloader")
             && !target.ends_with("flux_multiresolution_dataloader")
             && !target.ends_with("TextToImageDataloaderConfig")
+            && !target.ends_with("video_multiresolution_dataloader")
+            && !target.ends_with("TextToVideoDataloaderConfig")
         {
             block.note(
                 "_target_",

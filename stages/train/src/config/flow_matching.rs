@@ -38,7 +38,10 @@ impl FlowMatching {
     pub(crate) fn read(mut block: Block<'_>) -> Self {
         let weighting = block.name("loss_weighting_scheme", &Weighting::NAMES).unwrap_or("linear");
         let weighted = block.flag("use_loss_weighting").unwrap_or(true);
-        let family = block.name("adapter_type", &ADAPTERS).filter(|name| *name != "simple");
+        let adapter_type = block.name("adapter_type", &ADAPTERS);
+        let family = adapter_type.filter(|name| *name != "simple");
+        // The peer's `simple` adapter (Wan) drops no captions, whatever is set; here what is set counts.
+        let dropout = if adapter_type == Some("simple") { 0.0 } else { 0.1 };
         let adapter = block.block_or_empty("adapter_kwargs");
         let flow = Self {
             timestep_sampling: block.name("timestep_sampling", &Sampling::NAMES).unwrap_or("logit_normal"),
@@ -52,7 +55,7 @@ impl FlowMatching {
             sigma_max: block.number("sigma_max").unwrap_or(1.0),
             use_sigma_noise: block.flag("use_sigma_noise").unwrap_or(true),
             loss_weighting: weighted.then_some(weighting),
-            cfg_dropout_prob: block.number("cfg_dropout_prob").unwrap_or(0.1),
+            cfg_dropout_prob: block.number("cfg_dropout_prob").unwrap_or(dropout),
             guidance_scale: guidance(adapter),
             family,
         };
@@ -68,11 +71,11 @@ impl FlowMatching {
             block.problem("cfg_dropout_prob", Problem::new(message));
         }
         block.refused("num_train_timesteps", &[json!(1000)], "models of this build count time in thousandths");
-        block.without_effect("i2v_prob", &[json!(0)], "pictures have no first frame to condition on");
+        block.without_effect("i2v_prob", &[json!(0)], "no model of this build is conditioned on a first frame");
         for key in ["log_interval", "summary_log_interval"] {
             block.without_effect(key, &[json!(100), json!(10)], "every sample's loss goes to the `losses` table");
         }
-        block.without_effect("audio_loss_weight", &[], "pictures have no audio");
+        block.without_effect("audio_loss_weight", &[], "no model of this build makes audio");
         block.finish();
         flow
     }
@@ -104,7 +107,7 @@ fn guidance(mut block: Block<'_>) -> f64 {
         "the model's own configuration says whether it embeds guidance",
     );
     for key in ["use_condition_latents", "default_image_embed_shape", "image_embed_shape", "audio_loss_weight", "fps"] {
-        block.without_effect(key, &[], "belongs to a video model");
+        block.without_effect(key, &[], "belongs to models that this build has not");
     }
     block.finish();
     scale
