@@ -91,9 +91,11 @@ impl Pictures {
         }
         pictures.previews = previews(&files);
         let many = data.tables.get("images").is_some_and(|n| *n > 0);
-        // What no table lists: grids and comparisons. The sheet of all pictures repeats them.
+        // What no table lists: grids and comparisons. The sheet of all pictures repeats them, but for clips it is what there is to
+        // see.
         for (name, folder) in files {
-            let repeated = many && (listed.contains(name) || name.ends_with("contact_sheet.png"));
+            let seen = !pictures.generated.is_empty() && name.ends_with("contact_sheet.png");
+            let repeated = many && (listed.contains(name) || seen);
             // Of more pictures than are shown, the rest is not "other".
             let numbered = many && name.as_bytes().first().is_some_and(u8::is_ascii_digit);
             if !repeated && !numbered && round(name).is_none() && pictures.sheets.len() < SHEETS {
@@ -173,11 +175,17 @@ fn text(batch: &RecordBatch, column: &str, row: usize) -> String {
 fn sample(batch: &RecordBatch, row: usize, detail: Option<String>) -> Shown {
     let bytes = batch.column_by_name("bytes").and_then(|column| column.as_binary_opt::<i32>());
     let (data, size) = match bytes.filter(|column| column.is_valid(row)) {
+        Some(_) if is_clip(batch, row) => (Err("a clip".to_owned()), (SMALL, SMALL)),
         Some(column) => thumbnail(column.value(row), SMALL),
         None => (Err("no picture in the table".to_owned()), (SMALL, SMALL)),
     };
     let source = text(batch, "source", row);
     Shown { data, size, caption: text(batch, "caption", row), detail: detail.unwrap_or(source) }
+}
+
+/// Whether the row says how many frames it has in a second.
+fn is_clip(batch: &RecordBatch, row: usize) -> bool {
+    batch.column_by_name("fps").is_some_and(|column| column.is_valid(row))
 }
 
 fn file(path: &Path, side: u32, caption: String, detail: String) -> Shown {

@@ -165,6 +165,8 @@ fn what_the_tables_hold_is_on_the_page() {
         seed: 7,
         width: 32,
         height: 64,
+        frames: 1,
+        fps: None,
         steps: 4,
         guidance: 3.5,
         true_cfg: None,
