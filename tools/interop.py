@@ -100,7 +100,7 @@ def main():
     base = pipeline(asked.model) if asked.checkpoint or asked.lora else None
     wrong = 0
     for row in pq.read_table(asked.generate / "images.parquet").to_pylist():
-        if row["checkpoint"].startswith("base@"):
+        if row["checkpoint"].startswith("base@") and row["lora"] is None:
             continue
         path = asked.generate / row["file"]
         frames = [path] if row["frames"] == 1 else sorted(path.with_suffix("").glob("frame_*.png"))

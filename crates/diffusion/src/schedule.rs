@@ -165,10 +165,8 @@ impl FlowMatchEuler {
             }
             Spacing::Trained => {
                 let train = f64::from(self.config.num_train_timesteps);
-                let end = |sigma: f32| match self.config.use_dynamic_shifting {
-                    true => f64::from(sigma),
-                    false => f64::from(self.shifted(sigma, mu)),
-                };
+                let dynamic = self.config.use_dynamic_shifting;
+                let end = |sigma: f32| f64::from(if dynamic { sigma } else { self.shifted(sigma, mu) });
                 let times = linspace(end(1.0) * train, end(1.0 / train as f32) * train, steps);
                 times.map(|time| self.shifted_wide(time / train, mu) as f32).collect()
             }

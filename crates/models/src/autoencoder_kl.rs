@@ -380,6 +380,10 @@ impl Vae for AutoencoderKl {
         })
     }
 
+    fn set_tiling(&mut self, on: bool) -> Result<()> {
+        if on { Err(Error::NoTiling { family: "AutoencoderKL" }) } else { Ok(()) }
+    }
+
     fn normalisation(&self) -> Normalisation {
         Normalisation::ScaleShift { scale: self.config.scaling_factor, shift: self.config.shift_factor.unwrap_or(0.0) }
     }

@@ -11,6 +11,7 @@ use tch::{Kind, Tensor};
 use crate::error::{Error, Result};
 use crate::family::{Normalisation, Posterior, Vae};
 use crate::folder::ModelFolder;
+use crate::tiling::Tiles;
 
 /// The fields of `vae/config.json` that matter. Absent ones are the defaults of diffusers, the released model's.
 #[derive(Debug, Clone, Deserialize)]
@@ -466,7 +467,12 @@ pub struct AutoencoderKlWan {
     decoder: Decoder,
     post_quant_conv: CausalConv3d,
     kind: Kind,
+    /// Pixels of a tile's side, and from one tile to the next.
+    tiling: Option<(i64, i64)>,
 }
+
+/// As diffusers' `enable_tiling()` has it.
+const TILES: (i64, i64) = (256, 192);
 
 impl AutoencoderKlWan {
     /// From `vae/` of a model folder; computes in `kind`.
@@ -479,6 +485,24 @@ impl AutoencoderKlWan {
             decoder: Decoder::new(&config, &b.pp("decoder"))?,
             config,
             kind,
+            tiling: None,
+        })
+    }
+
+    /// Works on large clips in tiles of `side` pixels, `stride` pixels apart.
+    pub fn set_tiles(&mut self, side: i64, stride: i64) {
+        self.tiling = Some((side, stride));
+    }
+
+    /// Tiles of pixels, or of latents.
+    fn tiles(&self, latents: bool) -> Option<Tiles> {
+        let factor = self.config.spatial_stride();
+        self.tiling.map(|(side, stride)| {
+            if latents {
+                Tiles { side: side / factor, stride: stride / factor, gives: factor, per: 1 }
+            } else {
+                Tiles { side, stride, gives: 1, per: factor }
+            }
         })
     }
 
@@ -504,7 +528,7 @@ impl AutoencoderKlWan {
         let frames = (0..z.size()[2])
             .map(|frame| Ok(self.decoder.forward(&z.f_narrow(2, frame, 1)?, &mut memory)?.f_to_kind(Kind::Float)?));
         let frames = frames.collect::<Result<Vec<_>>>()?;
-        Ok(Tensor::f_cat(&frames, 2)?.f_clamp(-1.0, 1.0)?)
+        Ok(Tensor::f_cat(&frames, 2)?)
     }
 }
 
@@ -521,7 +545,14 @@ impl Vae for AutoencoderKlWan {
             return Err(Error::Shape { what: "the clip", shape, expected });
         }
         let [mean, logvar] = tch::no_grad(|| -> Result<_> {
-            Ok(<[Tensor; 2]>::try_from(self.moments(pixels)?.f_chunk(2, 1)?).expect("an even number of channels"))
+            Ok(<[Tensor; 2]>::try_from(
+                match self.tiles(false).filter(|tiles| tiles.matter(pixels)) {
+                    Some(tiles) => tiles.map(pixels, |tile| self.moments(tile)),
+                    None => self.moments(pixels),
+                }?
+                .f_chunk(2, 1)?,
+            )
+            .expect("an even number of channels"))
         })?;
         Ok(Posterior { mean: mean.f_contiguous()?, logvar: logvar.f_clamp(-30.0, 20.0)? })
     }
@@ -533,7 +564,19 @@ impl Vae for AutoencoderKlWan {
             return Err(Error::Shape { what: "the latent", shape, expected });
         }
         // As diffusers, in the kind the VAE computes in.
-        tch::no_grad(|| self.pixels(&self.normalisation().undo(&latents.f_to_kind(self.kind)?)?))
+        tch::no_grad(|| {
+            let z = self.normalisation().undo(&latents.f_to_kind(self.kind)?)?;
+            let pixels = match self.tiles(true).filter(|tiles| tiles.matter(&z)) {
+                Some(tiles) => tiles.map(&z, |tile| self.pixels(tile)),
+                None => self.pixels(&z),
+            }?;
+            Ok(pixels.f_clamp(-1.0, 1.0)?)
+        })
+    }
+
+    fn set_tiling(&mut self, on: bool) -> Result<()> {
+        self.tiling = on.then_some(TILES);
+        Ok(())
     }
 
     fn normalisation(&self) -> Normalisation {

@@ -126,6 +126,14 @@ pub enum Error {
         limit: usize,
     },
 
+    /// Tiling asked of a VAE that has none.
+    #[error("the VAE of `{family}` cannot work in tiles")]
+    #[diagnostic(code(models::no_tiling), help("remove `vae_tiling`"))]
+    NoTiling {
+        /// Class of the VAE.
+        family: &'static str,
+    },
+
     // Wrapped.
     /// A layer, a weight file or an adapter.
     #[error(transparent)]

@@ -206,6 +206,9 @@ pub trait Vae {
     /// Shape of one latent: [C, h, w] of a picture, [C, f, h, w] of a clip.
     fn latent_shape(&self, width: u32, height: u32, frames: u32) -> Vec<i64>;
 
+    /// Whether large pictures are worked on in tiles from now on, which needs less memory and shows a little along the seams.
+    fn set_tiling(&mut self, on: bool) -> Result<()>;
+
     /// Pixels to normalised latents, f32; the posterior's mean unless `noise` is given.
     fn encode(&self, pixels: &Tensor, noise: Option<&Tensor>) -> Result<Tensor> {
         self.normalisation().apply(&self.posterior(pixels)?.latent(noise))

@@ -11,6 +11,7 @@ pub mod folder;
 mod prompt_clean;
 mod sentencepiece;
 pub mod t5;
+mod tiling;
 pub mod tokenizer;
 pub mod wan;
 pub mod wan_pipeline;

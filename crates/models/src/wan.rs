@@ -13,7 +13,7 @@ use nn::{
     rotary,
 };
 use serde::Deserialize;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
 use crate::folder::ModelFolder;
@@ -158,25 +158,23 @@ impl ConditionEmbedder {
 
 /// Cosine and sine by which each pair of a token's channels is turned, f32 [T, K / 2, 2]: the first channels by the frame,
 /// then by the row, then by the column.
-fn rotary_table(head: i64, frames: i64, rows: i64, columns: i64) -> nn::Result<Tensor> {
-    let options = (Kind::Double, tch::Device::Cpu);
+fn rotary_table(head: i64, [frames, rows, columns]: [i64; 3], device: Device) -> nn::Result<Tensor> {
+    // Angles in f64 and on the CPU, as diffusers makes them; there are few, since each axis has its own.
+    let options = (Kind::Double, Device::Cpu);
     let side = 2 * (head / 6);
-    let axis = |length: i64, dim: i64, shape: [i64; 4]| -> nn::Result<Tensor> {
+    let axis = |length: i64, dim: i64, shape: [i64; 5]| -> nn::Result<Tensor> {
         let exponents = Tensor::f_arange_start_step(0, dim, 2, options)?.f_div_scalar(dim as f64)?;
         let frequencies = Tensor::f_full([1], 10_000.0, options)?.f_pow(&exponents)?.f_reciprocal()?;
         let angles = Tensor::f_arange(length, options)?.f_outer(&frequencies)?;
-        Ok(angles.f_view(shape)?.f_expand([frames, rows, columns, -1], false)?)
+        let table = Tensor::f_stack(&[angles.f_cos()?, angles.f_sin()?], -1)?.f_to_kind(Kind::Float)?;
+        Ok(table.f_to_device(device)?.f_view(shape)?.f_expand([frames, rows, columns, -1, 2], false)?)
     };
-    let angles = Tensor::f_cat(
-        &[
-            axis(frames, head - 2 * side, [frames, 1, 1, -1])?,
-            axis(rows, side, [1, rows, 1, -1])?,
-            axis(columns, side, [1, 1, columns, -1])?,
-        ],
-        3,
-    )?;
-    let table = Tensor::f_stack(&[angles.f_cos()?, angles.f_sin()?], -1)?;
-    Ok(table.f_to_kind(Kind::Float)?.f_flatten(0, 2)?)
+    let axes = [
+        axis(frames, head - 2 * side, [frames, 1, 1, -1, 2])?,
+        axis(rows, side, [1, rows, 1, -1, 2])?,
+        axis(columns, side, [1, 1, columns, -1, 2])?,
+    ];
+    Ok(Tensor::f_cat(&axes, 3)?.f_flatten(0, 2)?)
 }
 
 // -------------------------------------------------------------------------------------------------------------- blocks
@@ -343,13 +341,13 @@ impl Wan {
 impl Transformer for Wan {
     fn embed(&self, inputs: &Inputs) -> nn::Result<State> {
         let (shape, kind) = (inputs.latents.size(), inputs.compute);
-        let [frames, rows, columns] = self.patches(&shape)?;
+        let patches = self.patches(&shape)?;
         let text = inputs.conditions.get("umt5");
         let text = text.ok_or_else(|| nn::Error::Invalid("Wan needs the condition `umt5`".to_owned()))?;
         let [vector, parts] = self.condition_embedder.time(&inputs.sigma, kind)?;
         let text = self.condition_embedder.text(&text.f_to_kind(kind)?)?;
         let video = self.patch_embedding.forward(&inputs.latents.f_to_kind(kind)?)?;
-        let table = rotary_table(self.config.attention_head_dim, frames, rows, columns)?.f_to_device(video.device())?;
+        let table = rotary_table(self.config.attention_head_dim, patches, video.device())?;
         Ok(State { stream: vec![video], shared: vec![text, parts, table, vector], latent_size: shape[2..].to_vec() })
     }
 

@@ -114,7 +114,8 @@ impl Stage for Encode {
         let made = {
             let identity = identity::vae(family, &folder, &memo)?;
             latents::encode(work, &samples, &plan, &identity, || {
-                let vae = family.vae(&folder, options()).map_err(unusable)?;
+                let mut vae = family.vae(&folder, options()).map_err(unusable)?;
+                vae.set_tiling(work.parameters.vae_tiling).map_err(unusable)?;
                 let largest = plan.counts().into_keys().max_by_key(|bucket| Engine::picture_bytes(*bucket));
                 Ok((vae, Engine::new(device, request.threads, largest.map_or(0, Engine::picture_bytes))?))
             })?

@@ -37,6 +37,9 @@ pub struct Parameters {
     /// What to do with a clip whose number of frames the model cannot take, when `frames` is absent; `trim` when this is, too.
     #[serde(default)]
     pub frame_rule: Option<FrameRule>,
+    /// Encodes large pictures in overlapping tiles: less memory, and values that differ a little along the seams. For VAEs that can.
+    #[serde(default)]
+    pub vae_tiling: bool,
     /// Tokens to which the long text encoder pads and cuts.
     #[serde(default = "default_max_sequence_length")]
     pub max_sequence_length: u32,
@@ -131,7 +134,11 @@ impl Parameters {
     /// What decides a latent, apart from its picture, its bucket and the VAE.
     pub(crate) fn picture_key(&self) -> Value {
         let seed = (self.posterior == Posterior::Sample).then_some(self.seed);
-        json!({ "dtype": self.dtype, "posterior": self.posterior, "seed": seed })
+        let mut key = json!({ "dtype": self.dtype, "posterior": self.posterior, "seed": seed });
+        if self.vae_tiling {
+            key["vae_tiling"] = true.into();
+        }
+        key
     }
 
     /// What decides an embedding, apart from its caption and the text encoders.
@@ -199,6 +206,10 @@ mod tests {
             r#"{"model": "a/b", "max_sequence_length": 256}"#,
             r#"{"model": "a/b", "dtype": "bfloat16"}"#,
             r#"{"model": "a/b", "posterior": "sample"}"#,
+            r#"{"model": "a/b", "vae_tiling": true}"#,
+            r#"{"model": "a/b", "frames": 17}"#,
+            r#"{"model": "a/b", "max_frames": 33}"#,
+            r#"{"model": "a/b", "frame_rule": "pad"}"#,
             r##"{"model": "a/b", "background": "#000000"}"##,
         ] {
             assert_ne!(key(other), base, "{other}");

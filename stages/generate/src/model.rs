@@ -75,7 +75,9 @@ impl<'a> Models<'a> {
 
     /// The VAE.
     pub(crate) fn vae(&self) -> Result<DynVae, Failure> {
-        self.family.vae(&self.folder, self.options()).map_err(unusable)
+        let mut vae = self.family.vae(&self.folder, self.options()).map_err(unusable)?;
+        vae.set_tiling(self.work.parameters.vae_tiling).map_err(unusable)?;
+        Ok(vae)
     }
 
     /// `scheduler/scheduler_config.json`.

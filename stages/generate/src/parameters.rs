@@ -66,6 +66,9 @@ pub struct Parameters {
     /// Tokens to which the long text encoder pads and cuts.
     #[serde(default = "default::max_sequence_length")]
     pub max_sequence_length: u32,
+    /// Decodes large pictures in overlapping tiles: less memory, and values that differ a little along the seams. For VAEs that can.
+    #[serde(default)]
+    pub vae_tiling: bool,
     /// Number format of all weights and activations.
     #[serde(default)]
     pub dtype: Dtype,

@@ -96,7 +96,11 @@ fn against_family(loaded: &Loaded, family: &'static dyn Family, folder: &ModelFo
     for (path, name) in names {
         if let Some(name) = name.filter(|name| *name != family.name()) {
             let message = format!("`{path}` is `{name}`, but the model is a `{}`", family.name());
-            refuse(path, Problem::new(message).help(format!("set it to `{}`, or remove it", family.name())));
+            refuse(
+                path,
+                Problem::new(message)
+                    .help(format!("name a training recipe of `{}` as `config`, or remove it", family.name())),
+            );
         }
     }
     let class = folder.index["transformer"][1].as_str();

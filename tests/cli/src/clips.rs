@@ -79,7 +79,7 @@ max_sequence_length = 24
     assert_eq!(sql("select count(*) from steps"), "2");
     assert_eq!(sql("select frames, fps from images"), "5,16");
     let path = |inside: &str| sandbox.path("runs/clips").join(inside);
-    for made in ["train/epoch_1_step_1/pytorch_lora_weights.safetensors", "train/samples/step_1/000.png"] {
+    for made in ["train/epoch_0_step_1/pytorch_lora_weights.safetensors", "train/samples/step_1/000.png"] {
         assert!(path(made).is_file(), "{made}");
     }
     let clip = Bytes::from(fs_err::read(path("generate/000_a_clock.mp4")).expect("a clip"));

@@ -1,8 +1,11 @@
 //! VAE encoding, sampling and decoding are those of diffusers.
 
-use tch::Tensor;
+use models::Vae;
+use models::autoencoder_kl_wan::{AutoencoderKlWan, Config};
+use nn::{Builder, Weights};
+use tch::{Kind, Tensor};
 
-use crate::support::{Report, goldens, goldens_of, options};
+use crate::support::{Report, goldens, goldens_of, options, relative};
 
 #[test]
 fn posterior_latents_and_pixels_are_equal() {
@@ -50,6 +53,26 @@ fn a_picture_is_a_clip_of_one_frame() {
         let latents = vae.normalisation().apply(&posterior.mean).unwrap();
         report.close("vae", "decoded picture", &vae.decode(&latents).unwrap(), &golden.tensor("vae/image_decoded"));
     }
+}
+
+#[test]
+fn tiles_are_those_of_diffusers() {
+    let golden = &goldens_of("wan").into_iter().find(|golden| golden.find("vae/tiled_x").is_some()).unwrap();
+    let mut report = Report::new(golden);
+    let weights = Weights::open(&golden.folder.path.join("vae"), "diffusion_pytorch_model").unwrap();
+    let builder = Builder::from_weights(weights, options(false));
+    let mut vae = AutoencoderKlWan::new(Config::read(&golden.folder).unwrap(), &builder, Kind::Float).unwrap();
+    let x = golden.tensor("vae/tiled_x");
+    let whole = vae.posterior(&x).unwrap().mean;
+    vae.set_tiles(24, 16);
+    let mean = vae.posterior(&x).unwrap().mean;
+    report.close("vae", "mean by tiles", &mean, &golden.tensor("vae/tiled_mean"));
+    let latents = vae.normalisation().apply(&golden.tensor("vae/tiled_mean")).unwrap();
+    report.close("vae", "decoded by tiles", &vae.decode(&latents).unwrap(), &golden.tensor("vae/tiled_decoded"));
+    assert!(relative(&mean, &whole) > 1e-3, "tiles were used");
+    let flux = &goldens_of("flux")[0];
+    let mut vae = flux.family.vae(&flux.folder, options(false)).unwrap();
+    assert!(vae.set_tiling(true).unwrap_err().to_string().contains("tiles"));
 }
 
 #[test]

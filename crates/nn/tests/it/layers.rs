@@ -115,3 +115,30 @@ fn random_parameters_follow_seed_and_name_and_their_scheme() {
     let deviation = f64::try_from(normal.std(true)).unwrap();
     assert!((deviation - 0.02).abs() < 3e-4, "{deviation}");
 }
+
+#[test]
+fn a_frame_after_zeros_needs_only_the_last_slice_of_a_causal_kernel() {
+    let b = Builder::random(3, BuildOptions::frozen(CPU, Kind::Float));
+    let conv = b.pp("conv").causal_conv3d([2, 3], [3, 3, 3], [1, 1, 1], 1).unwrap();
+    let x = torch::ops::randn_seeded(1, &[1, 2, 1, 5, 4]).unwrap();
+    let padded = x.constant_pad_nd([0, 0, 0, 0, conv.reach(), 0]);
+    let (short, long) = (conv.forward_first(&x).unwrap(), conv.forward(&padded).unwrap());
+    assert_eq!((conv.reach(), short.size()), (2, vec![1, 3, 1, 5, 4]));
+    assert_close(&short, &long);
+    // Two frames at once, and one after the other with what came before.
+    let both = Tensor::cat(&[&x, &(&x * 0.5)], 2);
+    let whole = conv.forward(&both.constant_pad_nd([0, 0, 0, 0, 2, 0])).unwrap();
+    let second = conv.forward(&both.constant_pad_nd([0, 0, 0, 0, 1, 0])).unwrap();
+    assert_close(&whole.narrow(2, 1, 1), &second);
+}
+
+#[test]
+fn turning_pairs_as_complex_numbers_is_rotating_them() {
+    let x = torch::ops::randn_seeded(2, &[2, 7, 3, 8]).unwrap();
+    let (cos, sin) = rotary::table(&Tensor::arange(7, (Kind::Double, CPU)), 8, 10_000.0).unwrap();
+    let pairs = |table: &Tensor| table.view([7, 4, 2]).select(2, 0);
+    let table = Tensor::stack(&[pairs(&cos), pairs(&sin)], -1);
+    let rotated = rotary::rotate(&x.transpose(1, 2), &cos, &sin).unwrap().transpose(1, 2);
+    assert_close(&rotary::turn(&x, &table).unwrap(), &rotated);
+    assert_eq!(rotary::turn(&x.to_kind(Kind::BFloat16), &table).unwrap().kind(), Kind::BFloat16);
+}

@@ -46,6 +46,26 @@ fn recipes() -> std::path::PathBuf {
 }
 
 #[test]
+fn the_published_files_of_wan_are_accepted() {
+    for file in ["wan2_1_t2v_flow.yaml", "wan2_1_t2v_flow_lora.yaml"] {
+        let loaded = load(Some(file), Map::new(), &recipes()).unwrap();
+        assert_eq!(loaded.problems, [], "{file}");
+        let (config, lora) = (loaded.config, file.contains("lora"));
+        let flow = config.flow_matching;
+        assert_eq!((flow.timestep_sampling, flow.flow_shift, flow.mix_uniform_ratio), ("uniform", 3.0, 0.1));
+        assert_eq!((flow.loss_weighting, flow.cfg_dropout_prob, flow.family), (Some("linear"), 0.0, None));
+        assert_eq!((config.optimizer.lr, config.optimizer.weight_decay), (5e-6, 0.01));
+        let batches = (config.step_scheduler.local_batch_size, config.step_scheduler.global_batch_size);
+        assert_eq!(batches, if lora { (2, 16) } else { (1, 8) });
+        let peft = config.peft.map(|peft| (peft.dim, peft.alpha, peft.target_modules));
+        assert_eq!(peft, lora.then(|| (64, 64.0, vec!["to_q".to_owned(), "to_v".to_owned()])));
+    }
+    let asked =
+        load(Some("wan2_1_t2v_flow.yaml"), table(json!({"flow_matching": {"cfg_dropout_prob": 0.2}})), &recipes());
+    assert_eq!(asked.unwrap().config.flow_matching.cfg_dropout_prob, 0.2);
+}
+
+#[test]
 fn our_copies_of_the_published_files_are_accepted() {
     for file in ["flux_t2i_flow.yaml", "flux_t2i_flow_lora.yaml"] {
         let loaded = load(Some(file), Map::new(), &recipes()).unwrap();
