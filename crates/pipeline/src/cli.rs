@@ -91,9 +91,12 @@ struct Resources {
     /// cpu, cuda or cuda:N [default: the recipe's, else cpu]
     #[arg(long)]
     device: Option<String>,
-    /// CPU threads of a stage [default: the recipe's, else all cores]
-    #[arg(long, visible_alias = "jobs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    /// CPU threads of a stage [default: the recipe's, else all cores, shared by stages that run at the same time]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
+    /// Stages that run at the same time at most [default: as many as threads and devices allow]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    jobs: Option<u32>,
 }
 
 #[derive(Debug, Args)]
@@ -296,6 +299,7 @@ fn options(common: &Common, resources: Option<&Resources>) -> Options {
         runs: common.runs.clone(),
         device: resources.and_then(|resources| resources.device.clone()),
         threads: resources.and_then(|resources| resources.threads).map(|threads| threads as usize),
+        jobs: resources.and_then(|resources| resources.jobs).map(|jobs| jobs as usize),
         update: common.update,
         repair: false,
     }

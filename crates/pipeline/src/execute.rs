@@ -1,6 +1,8 @@
-//! `pipeline run`: stage by stage, reuse or run, publish, link, record.
+//! `pipeline run`: each stage when its inputs are there, reuse or run, publish, link, record.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,7 @@ use crate::disk;
 use crate::error::{Error, Result};
 use crate::links;
 use crate::plan::{State, judge, left_out, states};
+use crate::pool::{Pool, Share};
 use crate::progress::Reporter;
 use crate::record::{self, RunRecord, StageRecord, Status};
 use crate::report;
@@ -34,14 +37,14 @@ const LOG_LINES: usize = 12;
 /// A run under way.
 struct Run<'a> {
     workspace: &'a Workspace,
-    reporter: Reporter,
+    reporter: Mutex<Reporter>,
     interrupt: Interrupt,
-    record: RunRecord,
+    record: Mutex<RunRecord>,
     /// Made when the first stage runs: a run that does nothing leaves no record.
-    folder: Option<RunFolder>,
+    folder: Mutex<Option<RunFolder>>,
     began: Instant,
     /// An input was damaged and stepped aside: what made it must run first.
-    damaged: bool,
+    damaged: AtomicBool,
 }
 
 /// Runs what must run; `Ok` means that every selected stage's artifact is there.
@@ -51,11 +54,11 @@ pub(crate) fn run(workspace: &Workspace, selection: &Selection, json: bool) -> R
     let stages = workspace.prepare(&selection.all, &selection.implied)?;
     // Whatever must not run here and is missing is told before anything is spent.
     states(workspace, selection, &stages)?;
-    let mut run = Run {
+    let run = Run {
         workspace,
-        reporter: Reporter::new(json, stages.iter().map(|stage| stage.node.name.len())),
+        reporter: Mutex::new(Reporter::new(json, stages.iter().map(|stage| stage.node.name.len()))),
         interrupt,
-        record: RunRecord {
+        record: Mutex::new(RunRecord {
             schema: record::SCHEMA,
             recipe: workspace.recipe.name.clone(),
             overrides: workspace.recipe.overrides.clone(),
@@ -63,79 +66,157 @@ pub(crate) fn run(workspace: &Workspace, selection: &Selection, json: bool) -> R
             seconds: 0.0,
             exit: None,
             stages: Vec::new(),
-        },
-        folder: None,
+        }),
+        folder: Mutex::new(None),
         began,
-        damaged: false,
+        damaged: AtomicBool::new(false),
     };
     let mut result = run.stages(selection, &stages);
     for _ in 0..REPAIRS {
-        if !std::mem::take(&mut run.damaged) {
+        if !run.damaged.swap(false, Ordering::SeqCst) {
             break;
         }
         result = run.stages(selection, &stages);
     }
     let exit = result.as_ref().map_or_else(|error| error.exit, |_| Exit::Ok);
-    run.record.exit = Some(exit.code());
+    run.record().exit = Some(exit.code());
     run.save()?;
     run.leave_report();
     let (ran, cached) = result?;
-    run.reporter.ends(ran, cached, began.elapsed().as_secs_f64());
+    run.reporter().ends(ran, cached, began.elapsed().as_secs_f64());
     Ok(())
 }
 
 impl Run<'_> {
+    fn reporter(&self) -> MutexGuard<'_, Reporter> {
+        self.reporter.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn record(&self) -> MutexGuard<'_, RunRecord> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Brings every stage's artifact about; the numbers of those made and of those that were there.
-    fn stages(&mut self, selection: &Selection, stages: &[Prepared]) -> Result<(usize, usize)> {
+    ///
+    /// A stage starts when its inputs are there and the pool has a share for it. After a failure nothing new starts; what
+    /// runs is left to finish, since it is kept.
+    fn stages(&self, selection: &Selection, stages: &[Prepared]) -> Result<(usize, usize)> {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let mut pool = Pool::new(cores, self.workspace.options.jobs.unwrap_or(usize::MAX));
         let mut made: BTreeMap<String, Artifact> = BTreeMap::new();
+        let mut waiting: Vec<&Prepared> = stages.iter().collect();
+        let mut ready: Vec<(&Prepared, Material, String)> = Vec::new();
+        let mut running: BTreeMap<String, Share> = BTreeMap::new();
         let (mut ran, mut cached) = (0, 0);
-        for stage in stages {
-            let name = &stage.node.name;
-            let forced = selection.force.contains(name);
-            let state = judge(self.workspace, stage, &made, forced);
-            if !selection.run.contains(name) && !matches!(state, State::Cached { .. }) {
-                return Err(left_out(self.workspace, name, &state));
-            }
-            let artifact = match state {
-                State::Cached { artifact } => {
-                    cached += 1;
-                    *artifact
-                }
-                State::ToRun { reason, lost: Some(seconds), .. }
-                    if seconds >= DEAR_SECONDS && !self.workspace.options.repair =>
-                {
-                    return Err(dear(name, &reason, seconds));
-                }
-                State::ToRun { material, reason, .. } => match self.make(stage, &material, &reason, &made, forced)? {
-                    (artifact, true) => {
-                        ran += 1;
-                        made.insert(name.clone(), artifact);
+        let mut failed: Option<Error> = None;
+        thread::scope(|scope| {
+            let (send, ended) = mpsc::channel();
+            loop {
+                // In graph order, so that one pass sees through a chain of cached stages.
+                for stage in std::mem::take(&mut waiting) {
+                    if failed.is_some() || !stage.node.inputs.values().all(|from| made.contains_key(from)) {
+                        waiting.push(stage);
                         continue;
                     }
-                    (artifact, false) => {
-                        cached += 1;
-                        artifact
+                    match self.settle(selection, stage, &made) {
+                        Ok(Settled::There(artifact)) => {
+                            cached += 1;
+                            made.insert(stage.node.name.clone(), *artifact);
+                        }
+                        Ok(Settled::ToMake(material, reason)) => ready.push((stage, material, reason)),
+                        Err(error) => failed = Some(error),
                     }
-                },
-                State::Waits { on } => {
-                    let waits = on.join(", ");
-                    return Err(Error::new(Exit::Bug, Mistake::new(format!("`{name}` waits for {waits}, which ran"))));
                 }
-            };
-            let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
-            self.workspace.cache.touch(name, &artifact.manifest.key, clock::system());
-            let rows = artifact.manifest.ledger.get("out").and_then(Value::as_u64).unwrap_or(0);
-            self.reporter.cached(name, rows, &link, &artifact.manifest.key);
-            self.note(stage, Status::Cached, "cached", artifact.manifest.key, Some(artifact.manifest.digest));
-            made.insert(name.clone(), artifact);
+                let mut left = ready.len();
+                for (stage, material, reason) in std::mem::take(&mut ready) {
+                    let share = if failed.is_some() { None } else { pool.take(stage.threads, &stage.device, left) };
+                    left -= 1;
+                    let Some(share) = share else {
+                        ready.push((stage, material, reason));
+                        continue;
+                    };
+                    let (threads, forced) = (share.threads, selection.force.contains(&stage.node.name));
+                    running.insert(stage.node.name.clone(), share);
+                    let inputs: BTreeMap<String, Artifact> = stage
+                        .node
+                        .inputs
+                        .values()
+                        .filter_map(|from| Some((from.clone(), made.get(from)?.clone())))
+                        .collect();
+                    let send = send.clone();
+                    scope.spawn(move || {
+                        let result = self.make(stage, threads, &material, &reason, &inputs, forced);
+                        // The receiver waits for as long as anything runs.
+                        let _ = send.send((stage, result));
+                    });
+                }
+                if running.is_empty() {
+                    break;
+                }
+                let Ok((stage, result)) = ended.recv() else { break };
+                if let Some(share) = running.remove(&stage.node.name) {
+                    pool.give(&share);
+                }
+                let result = result.and_then(|(artifact, is_new)| {
+                    if !is_new {
+                        self.reuse(stage, &artifact)?;
+                    }
+                    Ok((artifact, is_new))
+                });
+                match result {
+                    Ok((artifact, is_new)) => {
+                        (ran, cached) = if is_new { (ran + 1, cached) } else { (ran, cached + 1) };
+                        made.insert(stage.node.name.clone(), artifact);
+                    }
+                    // What failed first is told; of what followed from it, nothing.
+                    Err(error) => drop(failed.get_or_insert(error)),
+                }
+            }
+        });
+        failed.map_or(Ok((ran, cached)), Err)
+    }
+
+    /// What is to be done about a stage whose inputs are there.
+    fn settle(&self, selection: &Selection, stage: &Prepared, made: &BTreeMap<String, Artifact>) -> Result<Settled> {
+        let name = &stage.node.name;
+        let state = judge(self.workspace, stage, made, selection.force.contains(name));
+        if !selection.run.contains(name) && !matches!(state, State::Cached { .. }) {
+            return Err(left_out(self.workspace, name, &state));
         }
-        Ok((ran, cached))
+        match state {
+            State::Cached { artifact } => {
+                self.reuse(stage, &artifact)?;
+                Ok(Settled::There(artifact))
+            }
+            State::ToRun { reason, lost: Some(seconds), .. }
+                if seconds >= DEAR_SECONDS && !self.workspace.options.repair =>
+            {
+                Err(dear(name, &reason, seconds))
+            }
+            State::ToRun { material, reason, .. } => Ok(Settled::ToMake(material, reason)),
+            State::Waits { on } => {
+                let waits = on.join(", ");
+                Err(Error::new(Exit::Bug, Mistake::new(format!("`{name}` waits for {waits}, which ran"))))
+            }
+        }
+    }
+
+    /// Links and notes an artifact that was there.
+    fn reuse(&self, stage: &Prepared, artifact: &Artifact) -> Result<()> {
+        let name = &stage.node.name;
+        let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
+        self.workspace.cache.touch(name, &artifact.manifest.key, clock::system());
+        let rows = artifact.manifest.ledger.get("out").and_then(Value::as_u64).unwrap_or(0);
+        self.reporter().cached(name, rows, &link, &artifact.manifest.key);
+        self.note(stage, 0, Status::Cached, "cached", artifact.manifest.key, Some(artifact.manifest.digest));
+        Ok(())
     }
 
     /// Runs one stage and publishes its result; `false` if another runner made it meanwhile.
     fn make(
-        &mut self,
+        &self,
         stage: &Prepared,
+        threads: usize,
         material: &Material,
         reason: &str,
         made: &BTreeMap<String, Artifact>,
@@ -147,8 +228,8 @@ impl Run<'_> {
             return Ok((*artifact, false));
         }
         self.check_inputs(stage, made)?;
-        self.reporter.begins(name, reason, &stage.device, &stage.checked.notes);
-        self.note(stage, Status::Interrupted, reason, key, None);
+        self.reporter().begins(name, reason, &stage.device, &stage.checked.notes);
+        self.note(stage, threads, Status::Interrupted, reason, key, None);
         let folder = self.folder()?;
         self.save()?;
 
@@ -156,20 +237,19 @@ impl Run<'_> {
         let keep = stage.description.resumable && !forced;
         let staging = cache.stage_work(name, &key, keep)?;
         let (runs, recipe) = (&self.workspace.runs, &self.workspace.recipe.name);
-        self.reporter.fills(&staging.out, &links::point_running(runs, recipe, name, &staging.out)?);
+        self.reporter().fills(name, &staging.out, &links::point_running(runs, recipe, name, &staging.out)?);
         let log = folder.path.join(format!("{name}.log"));
-        let request = request::new(self.workspace, stage, &key, made, &staging, forced);
+        let request = request::new(self.workspace, stage, threads, &key, made, &staging, forced);
         let request_file = spawn::request_path(&staging.out);
-        let reporter = &mut self.reporter;
         let ended = spawn::run(&stage.program.path, &request, &request_file, &log, &lock, &self.interrupt, |event| {
-            reporter.event(event);
+            self.reporter().event(name, event);
         })?;
         let seconds = began.elapsed().as_secs_f64();
-        if let Some(record) = self.record.stages.last_mut() {
+        self.amend(name, |record| {
             (record.seconds, record.rejected) = (seconds, ended.rejected);
             record.warnings.clone_from(&ended.warnings);
             record.memory_bytes = ended.memory_bytes;
-        }
+        });
 
         let done = match ended
             .outcome
@@ -214,18 +294,18 @@ impl Run<'_> {
             Ok(artifact) => artifact,
             Err(error) => {
                 let error = Error::from(error);
-                self.end_record(Status::Failed, error.mistakes.first().map(ToString::to_string));
+                let why = error.mistakes.first().map(ToString::to_string);
+                self.amend(name, |record| (record.status, record.error) = (Status::Failed, why));
                 return Err(error);
             }
         };
-        self.end_record(Status::Made, None);
-        if let Some(record) = self.record.stages.last_mut() {
-            record.digest = Some(artifact.manifest.digest);
-        }
+        self.amend(name, |record| {
+            (record.status, record.digest) = (Status::Made, Some(artifact.manifest.digest));
+        });
         self.save()?;
         links::remove_running(&self.workspace.runs, &self.workspace.recipe.name, name)?;
         let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
-        self.reporter.made(name, seconds, &done.summary, &link, &key);
+        self.reporter().made(name, seconds, &done.summary, &link, &key);
         if self.interrupt.asked() {
             return Err(interrupted(format!("`{name}` was finished and is kept; the same command goes on after it")));
         }
@@ -234,7 +314,7 @@ impl Run<'_> {
 
     /// Reads the artifacts that a stage is about to read, unless this run made or read them before: damage below the file
     /// system leaves no trace in a file's stamp.
-    fn check_inputs(&mut self, stage: &Prepared, made: &BTreeMap<String, Artifact>) -> Result<()> {
+    fn check_inputs(&self, stage: &Prepared, made: &BTreeMap<String, Artifact>) -> Result<()> {
         for artifact in stage.node.inputs.values().filter_map(|from| made.get(from)) {
             let Manifest { stage: from, key, .. } = &artifact.manifest;
             let reason = match self.workspace.cache.verify(from, key) {
@@ -242,7 +322,7 @@ impl Run<'_> {
                 Lookup::Broken(reason) => reason,
                 Lookup::Absent => "it was removed".to_owned(),
             };
-            self.damaged = true;
+            self.damaged.store(true, Ordering::SeqCst);
             let text = format!("`{}` cannot use the artifact of `{from}`: {reason}", stage.node.name);
             return Err(Error::new(Exit::Input, Mistake::new(text).help("run again to rebuild it")));
         }
@@ -250,28 +330,21 @@ impl Run<'_> {
     }
 
     /// Waits for the right to make a key; also says whether it had to wait.
-    fn lock(&mut self, stage: &str, key: &Digest) -> Result<(Lock, bool)> {
+    fn lock(&self, stage: &str, key: &Digest) -> Result<(Lock, bool)> {
         let mut waited = false;
         loop {
             if let Some(lock) = self.workspace.cache.try_lock(stage, key)? {
                 return Ok((lock, waited));
             }
             if !waited {
-                self.reporter.waits(stage);
+                self.reporter().waits(stage);
                 waited = true;
             }
             thread::sleep(Duration::from_millis(100));
         }
     }
 
-    fn failed(
-        &mut self,
-        stage: &Prepared,
-        key: &Digest,
-        problem: &Problem,
-        exit: Exit,
-        log: &std::path::Path,
-    ) -> Error {
+    fn failed(&self, stage: &Prepared, key: &Digest, problem: &Problem, exit: Exit, log: &std::path::Path) -> Error {
         let name = &stage.node.name;
         let resumable = stage.description.resumable;
         let abandoned = self.workspace.cache.abandon_work(name, key, resumable).map_err(Error::from).and_then(|()| {
@@ -280,11 +353,11 @@ impl Run<'_> {
         });
         let stopped = self.interrupt.asked() || exit == Exit::Interrupted;
         let status = if stopped { Status::Interrupted } else { Status::Failed };
-        self.reporter.failed(name, status.name());
-        self.end_record(status, Some(problem.message.clone()));
+        self.reporter().failed(name, status.name());
+        self.amend(name, |record| (record.status, record.error) = (status, Some(problem.message.clone())));
         if stopped {
             let kept: Vec<String> =
-                self.record.stages.iter().filter(|s| s.digest.is_some()).map(|s| format!("`{}`", s.stage)).collect();
+                self.record().stages.iter().filter(|s| s.digest.is_some()).map(|s| format!("`{}`", s.stage)).collect();
             let kept =
                 if kept.is_empty() { "no stage was finished".to_owned() } else { format!("kept: {}", kept.join(", ")) };
             let own = problem.help.clone().filter(|_| exit == Exit::Interrupted);
@@ -312,8 +385,16 @@ impl Run<'_> {
         error
     }
 
-    fn note(&mut self, stage: &Prepared, status: Status, reason: &str, key: Digest, digest: Option<Digest>) {
-        self.record.stages.push(StageRecord {
+    fn note(
+        &self,
+        stage: &Prepared,
+        threads: usize,
+        status: Status,
+        reason: &str,
+        key: Digest,
+        digest: Option<Digest>,
+    ) {
+        self.record().stages.push(StageRecord {
             stage: stage.node.name.clone(),
             status,
             reason: reason.to_owned(),
@@ -322,7 +403,7 @@ impl Run<'_> {
             started: clock::now(),
             seconds: 0.0,
             device: stage.device.clone(),
-            threads: stage.threads,
+            threads,
             notes: stage.checked.notes.clone(),
             warnings: Vec::new(),
             memory_bytes: None,
@@ -331,45 +412,64 @@ impl Run<'_> {
         });
     }
 
-    fn end_record(&mut self, status: Status, error: Option<String>) {
-        if let Some(record) = self.record.stages.last_mut() {
-            (record.status, record.error) = (status, error);
+    /// Changes the last record of a stage.
+    fn amend(&self, stage: &str, change: impl FnOnce(&mut StageRecord)) {
+        if let Some(record) = self.record().stages.iter_mut().rev().find(|record| record.stage == stage) {
+            change(record);
         }
     }
 
-    fn folder(&mut self) -> Result<RunFolder> {
-        if let Some(folder) = &self.folder {
+    fn folder(&self) -> Result<RunFolder> {
+        let mut known = self.folder.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(folder) = &*known {
             return Ok(folder.clone());
         }
         let folder = self.workspace.cache.new_run(&self.workspace.recipe.name)?;
-        Ok(self.folder.insert(folder).clone())
+        Ok(known.insert(folder).clone())
+    }
+
+    fn has_folder(&self) -> bool {
+        self.folder.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
     /// The page of a run that has a record; its failure is told and is not the run's.
-    fn leave_report(&mut self) {
-        let Some(folder) = &self.folder else { return };
-        match report::write(self.workspace, folder, &self.record) {
-            Ok(path) => self.reporter.report(&path),
+    fn leave_report(&self) {
+        if !self.has_folder() {
+            return;
+        }
+        let written = self.folder().and_then(|folder| report::write(self.workspace, &folder, &self.record()));
+        match written {
+            Ok(path) => self.reporter().report(&path),
             Err(error) => {
                 let why: Vec<String> = error.mistakes.iter().map(ToString::to_string).collect();
-                self.reporter.note(&format!("the report of this run could not be written: {}", why.join("; ")));
+                self.reporter().note(&format!("the report of this run could not be written: {}", why.join("; ")));
             }
         }
     }
 
     /// Writes the record. A run in which nothing ran is recorded only if it stands for other artifacts than the last.
-    fn save(&mut self) -> Result<()> {
-        if self.folder.is_none() {
+    fn save(&self) -> Result<()> {
+        // Held while it is written, so that an older state never replaces a newer one.
+        let mut record = self.record();
+        if !self.has_folder() {
             let keys = |record: &RunRecord| -> Vec<Digest> { record.stages.iter().map(|stage| stage.key).collect() };
             let last: Option<RunRecord> = self.workspace.cache.run_records(&self.workspace.recipe.name).next();
-            if self.record.stages.is_empty() || last.is_some_and(|last| keys(&last) == keys(&self.record)) {
+            if record.stages.is_empty() || last.is_some_and(|last| keys(&last) == keys(&record)) {
                 return Ok(());
             }
         }
         let folder = self.folder()?;
-        self.record.seconds = self.began.elapsed().as_secs_f64();
-        Ok(self.workspace.cache.write_run_record(&folder, &self.record)?)
+        record.seconds = self.began.elapsed().as_secs_f64();
+        Ok(self.workspace.cache.write_run_record(&folder, &*record)?)
     }
+}
+
+/// What is to be done about a stage.
+enum Settled {
+    /// Nothing.
+    There(Box<Artifact>),
+    /// It must run: what is asked, and why.
+    ToMake(Material, String),
 }
 
 /// Law L2: every row that came in is accounted for.

@@ -12,6 +12,7 @@ mod forecast;
 mod ledger;
 mod links;
 mod plan;
+mod pool;
 mod programs;
 mod progress;
 mod prompt;

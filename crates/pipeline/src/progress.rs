@@ -2,12 +2,13 @@
 //!
 //! Results go to standard output, progress to standard error.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 use stage::Event;
 
@@ -27,16 +28,22 @@ enum Mode {
     Json,
 }
 
-/// Shows a run.
+/// Shows a run. Stages that run at the same time have a bar each; lines name their stage.
 pub(crate) struct Reporter {
     mode: Mode,
     /// Width of the column of stage names.
     width: usize,
-    stage: String,
+    bars: MultiProgress,
+    running: BTreeMap<String, Running>,
+}
+
+/// A stage that runs.
+#[derive(Default)]
+struct Running {
     bar: Option<ProgressBar>,
     phase: Option<Phase>,
     rejected: u64,
-    /// Folder that the running stage fills, and the link to it.
+    /// Folder that it fills, and the link to it.
     fills: (PathBuf, PathBuf),
 }
 
@@ -55,8 +62,8 @@ impl Reporter {
             (false, true) => Mode::Terminal,
             (false, false) => Mode::Plain,
         };
-        let (width, fills) = (names.max().unwrap_or(0), Default::default());
-        Self { mode, width, stage: String::new(), bar: None, phase: None, rejected: 0, fills }
+        let bars = MultiProgress::with_draw_target(ProgressDrawTarget::stderr());
+        Self { mode, width: names.max().unwrap_or(0), bars, running: BTreeMap::new() }
     }
 
     /// A stage whose result is there.
@@ -67,8 +74,7 @@ impl Reporter {
 
     /// A stage begins.
     pub(crate) fn begins(&mut self, stage: &str, reason: &str, device: &str, notes: &[String]) {
-        stage.clone_into(&mut self.stage);
-        (self.phase, self.rejected) = (None, 0);
+        self.running.insert(stage.to_owned(), Running::default());
         let text = format!("{stage:w$}  running  {reason}", w = self.width);
         self.aside(&text, || {
             json!({"event": "stage", "stage": stage, "status": "running", "reason": reason, "device": device, "notes": notes})
@@ -85,9 +91,11 @@ impl Reporter {
         }
     }
 
-    /// The folder that the running stage fills, and the link by which people are told of its files.
-    pub(crate) fn fills(&mut self, folder: &Path, link: &Path) {
-        self.fills = (folder.to_owned(), link.to_owned());
+    /// The folder that a running stage fills, and the link by which people are told of its files.
+    pub(crate) fn fills(&mut self, stage: &str, folder: &Path, link: &Path) {
+        if let Some(running) = self.running.get_mut(stage) {
+            running.fills = (folder.to_owned(), link.to_owned());
+        }
     }
 
     /// Another runner has the lock.
@@ -98,7 +106,7 @@ impl Reporter {
 
     /// A stage is done.
     pub(crate) fn made(&mut self, stage: &str, seconds: f64, summary: &str, link: &Path, key: &store::Digest) {
-        self.end_bar();
+        self.ends_running(stage);
         let text = format!("{stage:w$}  made in {}: {summary}  {}", told(seconds), link.display(), w = self.width);
         self.result(&text, || {
             json!({"event": "stage", "stage": stage, "status": "made", "seconds": seconds, "summary": summary, "key": key, "path": link})
@@ -107,7 +115,7 @@ impl Reporter {
 
     /// The stage ended badly; the error itself is printed by the caller.
     pub(crate) fn failed(&mut self, stage: &str, status: &str) {
-        self.end_bar();
+        self.ends_running(stage);
         if let Mode::Json = self.mode {
             self.json(&json!({"event": "stage", "stage": stage, "status": status}));
         }
@@ -135,31 +143,32 @@ impl Reporter {
         self.aside(&format!("note: {message}"), || json!({"event": "warning", "message": message}));
     }
 
-    /// An event of the running stage.
-    pub(crate) fn event(&mut self, event: &Event) {
+    /// An event of a running stage.
+    pub(crate) fn event(&mut self, stage: &str, event: &Event) {
         if let Mode::Json = self.mode {
             let mut value = json!(event);
-            value["stage"] = Value::from(self.stage.as_str());
+            value["stage"] = Value::from(stage);
             self.json(&value);
             return;
         }
-        let stage = self.stage.clone();
+        let Some(running) = self.running.get_mut(stage) else { return };
         match event {
             Event::Progress { phase, done, total, unit, note } => {
-                self.progress(phase, *done, *total, unit, note.as_deref());
+                self.progress(stage, phase, *done, *total, unit, note.as_deref());
             }
             Event::Warning { message } => self.line(&format!("{stage:w$}  warning: {message}", w = self.width)),
             Event::Rejected { item, reason, detail } => {
-                self.rejected += 1;
-                if self.rejected <= REJECTED_SHOWN {
+                running.rejected += 1;
+                let rejected = running.rejected;
+                if rejected <= REJECTED_SHOWN {
                     self.line(&format!("{stage:w$}  refused {item}: {reason}: {detail}", w = self.width));
-                } else if self.rejected == REJECTED_SHOWN + 1 {
+                } else if rejected == REJECTED_SHOWN + 1 {
                     let text = "more is refused; `pipeline sql RECIPE \"select * from rejects\"` shows all at the end";
                     self.line(&format!("{stage:w$}  {text}", w = self.width));
                 }
             }
             Event::Output { label, path } => {
-                let (folder, link) = &self.fills;
+                let (folder, link) = &running.fills;
                 let path = path.strip_prefix(folder).map_or_else(|_| path.clone(), |inside| link.join(inside));
                 self.line(&format!("{stage:w$}  {label}: {}", path.display(), w = self.width));
             }
@@ -168,35 +177,36 @@ impl Reporter {
         }
     }
 
-    fn progress(&mut self, name: &str, done: u64, total: Option<u64>, unit: &str, note: Option<&str>) {
+    fn progress(&mut self, stage: &str, name: &str, done: u64, total: Option<u64>, unit: &str, note: Option<&str>) {
         let now = Instant::now();
-        if self.phase.as_ref().is_none_or(|phase| phase.name != name) {
-            self.end_bar();
-            self.phase = Some(Phase { name: name.to_owned(), started: now, first: done, last_line: now });
+        let Some(running) = self.running.get_mut(stage) else { return };
+        if running.phase.as_ref().is_none_or(|phase| phase.name != name) {
+            running.end_bar(&self.bars);
+            running.phase = Some(Phase { name: name.to_owned(), started: now, first: done, last_line: now });
         }
-        let Some(phase) = &mut self.phase else { return };
+        let Some(phase) = &mut running.phase else { return };
         let text = progress_text(done, total, unit, note, done.saturating_sub(phase.first), phase.started.elapsed());
         let finished = total == Some(done);
         match self.mode {
             Mode::Terminal => {
-                let bar = self.bar.get_or_insert_with(|| new_bar(&self.stage, self.width, name, total));
+                let bar = running.bar.get_or_insert_with(|| self.bars.add(new_bar(stage, self.width, name, total)));
                 bar.set_position(done);
                 bar.set_message(text);
                 if finished {
-                    self.end_bar();
+                    running.end_bar(&self.bars);
                 }
             }
             Mode::Plain if finished || now - phase.last_line >= LINE_INTERVAL => {
                 phase.last_line = now;
-                self.line(&format!("{:w$}  {name}  {text}", self.stage, w = self.width));
+                self.line(&format!("{stage:w$}  {name}  {text}", w = self.width));
             }
             Mode::Plain | Mode::Json => {}
         }
     }
 
-    fn end_bar(&mut self) {
-        if let Some(bar) = self.bar.take() {
-            bar.finish_and_clear();
+    fn ends_running(&mut self, stage: &str) {
+        if let Some(mut running) = self.running.remove(stage) {
+            running.end_bar(&self.bars);
         }
     }
 
@@ -204,7 +214,9 @@ impl Reporter {
     fn result(&mut self, text: &str, value: impl FnOnce() -> Value) {
         match self.mode {
             Mode::Json => self.json(&value()),
-            Mode::Terminal | Mode::Plain => say(&mut std::io::stdout(), &format!("{text}\n")),
+            Mode::Terminal | Mode::Plain => {
+                self.bars.suspend(|| say(&mut std::io::stdout(), &format!("{text}\n")));
+            }
         }
     }
 
@@ -217,11 +229,7 @@ impl Reporter {
     }
 
     fn line(&self, text: &str) {
-        let print = || say(&mut std::io::stderr(), &format!("{text}\n"));
-        match &self.bar {
-            Some(bar) => bar.suspend(print),
-            None => print(),
-        }
+        self.bars.suspend(|| say(&mut std::io::stderr(), &format!("{text}\n")));
     }
 
     #[expect(clippy::unused_self, reason = "called like its siblings")]
@@ -230,8 +238,17 @@ impl Reporter {
     }
 }
 
+impl Running {
+    fn end_bar(&mut self, bars: &MultiProgress) {
+        if let Some(bar) = self.bar.take() {
+            bar.finish_and_clear();
+            bars.remove(&bar);
+        }
+    }
+}
+
 fn new_bar(stage: &str, width: usize, phase: &str, total: Option<u64>) -> ProgressBar {
-    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr());
+    let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::hidden());
     let template = if total.is_some() { "{prefix} {bar:24} {msg}" } else { "{prefix} {spinner} {msg}" };
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.progress_chars("━╸─"));

@@ -16,6 +16,7 @@ const PREVIOUS: usize = 32;
 pub(crate) fn new(
     workspace: &Workspace,
     stage: &Prepared,
+    threads: usize,
     key: &Digest,
     made: &BTreeMap<String, Artifact>,
     staging: &Staging,
@@ -34,7 +35,7 @@ pub(crate) fn new(
         previous: if forced { Vec::new() } else { previous(cache, &stage.node.name, stage.description.version, key) },
         memo: Some(cache.memo().folder().to_owned()),
         device: stage.device.clone(),
-        threads: stage.threads,
+        threads,
     }
 }
 

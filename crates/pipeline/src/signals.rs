@@ -1,25 +1,26 @@
-//! SIGINT and SIGTERM: the first is passed on to the running stage, the second ends it.
+//! SIGINT and SIGTERM: the first is passed on to the running stages, the second ends them.
 
+use std::collections::BTreeSet;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 use stage::Exit;
 
 use crate::error::say;
 
-/// Knows how often the user asked to stop, and which stage to tell.
+/// Knows how often the user asked to stop, and which stages to tell.
 #[derive(Debug, Clone)]
 pub(crate) struct Interrupt {
     count: Arc<AtomicUsize>,
-    group: Arc<Mutex<Option<u32>>>,
+    groups: Arc<Mutex<BTreeSet<u32>>>,
 }
 
 impl Interrupt {
     /// Starts to listen.
     pub(crate) fn listen() -> std::io::Result<Self> {
-        let interrupt = Self { count: Arc::default(), group: Arc::default() };
+        let interrupt = Self { count: Arc::default(), groups: Arc::default() };
         let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM])?;
         let own = interrupt.clone();
         std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
@@ -35,22 +36,32 @@ impl Interrupt {
         self.count.load(Ordering::SeqCst) > 0
     }
 
-    /// Names the process group that signals go to from now on.
-    pub(crate) fn watch(&self, group: Option<u32>) {
-        *self.group.lock().unwrap_or_else(PoisonError::into_inner) = group;
+    /// Names a process group that signals go to from now on.
+    pub(crate) fn watch(&self, group: u32) {
+        self.groups().insert(group);
         // The user may have asked between the start of the stage and now.
-        if let (true, Some(group)) = (self.asked(), group) {
+        if self.asked() {
             send("INT", group);
         }
     }
 
+    /// The process group is gone.
+    pub(crate) fn forget(&self, group: u32) {
+        self.groups().remove(&group);
+    }
+
+    fn groups(&self) -> MutexGuard<'_, BTreeSet<u32>> {
+        self.groups.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn received(&self, signal: &str) {
         let before = self.count.fetch_add(1, Ordering::SeqCst);
-        let group = *self.group.lock().unwrap_or_else(PoisonError::into_inner);
-        match group {
-            Some(group) if before == 0 => send(signal, group),
-            Some(group) => send("KILL", group),
-            None => leave(),
+        let groups = self.groups().clone();
+        if groups.is_empty() {
+            leave();
+        }
+        for group in groups {
+            send(if before == 0 { signal } else { "KILL" }, group);
         }
     }
 }

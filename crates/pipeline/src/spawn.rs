@@ -73,7 +73,7 @@ pub(crate) fn run(
             return Ok(Ended { outcome, warnings: Vec::new(), rejected: 0, progress: None, memory_bytes: None });
         }
     };
-    interrupt.watch(Some(child.id()));
+    interrupt.watch(child.id());
     let (mut last, mut warnings, mut rejected, mut progress) = (None, Vec::new(), 0, None);
     let id = child.id();
     let mut memory_bytes = None;
@@ -94,7 +94,7 @@ pub(crate) fn run(
             let _ = (&log_file).write_all(line).and_then(|()| (&log_file).write_all(b"\n"));
         }
     });
-    interrupt.watch(None);
+    interrupt.forget(child.id());
     let outcome = judge(program, last, status?);
     Ok(Ended { outcome, warnings, rejected, progress, memory_bytes })
 }

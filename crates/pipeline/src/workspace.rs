@@ -25,6 +25,8 @@ pub(crate) struct Options {
     pub(crate) runs: Option<PathBuf>,
     pub(crate) device: Option<String>,
     pub(crate) threads: Option<usize>,
+    /// Stages that run at the same time at most.
+    pub(crate) jobs: Option<usize>,
     pub(crate) update: bool,
     /// Read every file again, and rebuild what is damaged however long that takes.
     pub(crate) repair: bool,
@@ -51,7 +53,16 @@ pub(crate) struct Prepared {
     pub(crate) checked: Checked,
     pub(crate) sources: Vec<Found>,
     pub(crate) device: String,
-    pub(crate) threads: usize,
+    pub(crate) threads: Threads,
+}
+
+/// CPU threads of a stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Threads {
+    /// So many, because someone said so.
+    Asked(usize),
+    /// Its share of those that are free when it starts.
+    Share,
 }
 
 /// Whether a problem that `check` found is about the recipe or about what it names.
@@ -222,14 +233,14 @@ impl Workspace {
         self.recipe.locate(&self.graph, needed_by, &problem)
     }
 
-    /// Device and threads: the command line's, else the stage's own, else the recipe's, else `cpu` and all cores.
+    /// Device and threads: the command line's, else the stage's own, else the graph's, else the recipe's, else `cpu` and a share of all cores.
     fn take_resources(
         &self,
         node: &Node,
         description: &Description,
         table: &mut Map<String, Value>,
         mistakes: &mut Vec<Mistake>,
-    ) -> (String, usize) {
+    ) -> (String, Threads) {
         let own = |name: &str| {
             [&description.parameters, &description.settings]
                 .iter()
@@ -270,12 +281,8 @@ impl Workspace {
                 refuse("threads", "`threads` must be an integer > 0".to_owned(), "leave it out for all cores");
             }
         }
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from);
-        let threads = self
-            .options
-            .threads
-            .or_else(|| threads.or(self.recipe.threads).map(|n| usize::try_from(n).unwrap_or(usize::MAX)))
-            .unwrap_or_else(cores);
+        let asked = threads.or(node.threads).or(self.recipe.threads).map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+        let threads = self.options.threads.or(asked).map_or(Threads::Share, Threads::Asked);
         (device, threads)
     }
 }

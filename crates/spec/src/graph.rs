@@ -23,6 +23,8 @@ pub struct Node {
     pub inputs: BTreeMap<String, String>,
     /// The same for inputs that are taken only from stages a recipe has; see [`Graph::restricted_to`].
     pub optional: BTreeMap<String, String>,
+    /// CPU threads that it can use, if not all; a recipe and the command line may say otherwise.
+    pub threads: Option<u64>,
     /// Parameter → `stage.parameter` it is taken from, unless this stage's table has its own.
     pub defaults: BTreeMap<String, String>,
 }
@@ -220,6 +222,7 @@ impl Reader<'_> {
             program: format!("pipeline-{name}"),
             inputs: BTreeMap::new(),
             optional: BTreeMap::new(),
+            threads: None,
             defaults: BTreeMap::new(),
         };
         let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
@@ -227,7 +230,7 @@ impl Reader<'_> {
             let help = Some("use letters, digits, `-` and `_`".to_owned());
             self.refuse(&at, format!("`{name}` cannot be the name of a stage"), help, "here");
         }
-        let known = ["program", "inputs", "optional", "defaults"];
+        let known = ["program", "inputs", "optional", "defaults", "threads"];
         match table.as_object() {
             None => self.refuse(&at, format!("`{at}` must be a table"), None, "not a table"),
             Some(table) => {
@@ -241,6 +244,10 @@ impl Reader<'_> {
                         ("inputs", _) => node.inputs = self.names(&path, value),
                         ("optional", _) => node.optional = self.names(&path, value),
                         ("defaults", _) => node.defaults = self.names(&path, value),
+                        ("threads", _) => match value.as_u64().filter(|threads| *threads > 0) {
+                            Some(threads) => node.threads = Some(threads),
+                            None => self.refuse(&path, format!("`{path}` must be an integer > 0"), None, "here"),
+                        },
                         _ => self.refuse(
                             &path,
                             format!("unknown key `{key}` in `{at}`"),
