@@ -1,15 +1,18 @@
-//! What a table is made of: Parquet files, or a few rows of the runner's own.
+//! What a table is made of: Parquet files, JSON Lines of stages that write no Parquet, or a few rows of the runner's own.
 
 use std::collections::HashMap;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::json::reader::{ReaderBuilder, infer_json_schema};
 use datafusion::catalog::TableProvider;
-use datafusion::datasource::MemTable;
 use datafusion::datasource::file_format::parquet::ParquetFormat;
 use datafusion::datasource::listing::{ListingOptions, ListingTable, ListingTableConfig, ListingTableUrl};
+use datafusion::datasource::{MemTable, ViewTable, provider_as_source};
+use datafusion::logical_expr::LogicalPlanBuilder;
 use fs_err::File;
 use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use wildmatch::WildMatch;
@@ -108,7 +111,24 @@ impl TableSource {
             Origin::Files(files) if files.is_empty() => {
                 tables::schema::by_name(&self.name).map_or(Ok(None), |schema| memory(schema, Vec::new()))
             }
-            Origin::Files(files) => listing(&self.name, files).map(Some),
+            Origin::Files(files) => {
+                let (lines, parquet): (Vec<PathBuf>, Vec<PathBuf>) =
+                    files.iter().cloned().partition(|path| path.extension().is_some_and(|ending| ending == "jsonl"));
+                let read = |known| json_lines(&self.name, &lines, known);
+                match (lines.is_empty(), parquet.is_empty()) {
+                    (true, _) => listing(&self.name, &parquet).map(Some),
+                    (false, true) => {
+                        let (schema, batches) = read(tables::schema::by_name(&self.name))?;
+                        memory(schema, batches)
+                    }
+                    (false, false) => {
+                        let listing = listing(&self.name, &parquet)?;
+                        let (schema, batches) = read(Some(listing.schema()))?;
+                        let memory = MemTable::try_new(schema, vec![batches]).map_err(|e| Error::from_engine(&e))?;
+                        union(&self.name, listing, Arc::new(memory)).map(Some)
+                    }
+                }
+            }
         }
     }
 }
@@ -159,6 +179,37 @@ fn listing(table: &str, files: &[PathBuf]) -> Result<Arc<dyn TableProvider>> {
     let config = ListingTableConfig::new_with_multi_paths(urls).with_listing_options(options).with_schema(schema);
     let listing = ListingTable::try_new(config).map_err(|e| Error::from_engine(&e))?;
     Ok(Arc::new(listing))
+}
+
+/// Small tables as text, read into memory; `known` are the columns that such a table has.
+fn json_lines(table: &str, files: &[PathBuf], known: Option<SchemaRef>) -> Result<(SchemaRef, Vec<RecordBatch>)> {
+    let open = |path: &PathBuf| File::open(path).map(BufReader::new);
+    let mut schema = known;
+    let mut batches = Vec::new();
+    for path in files {
+        let bad =
+            |e: &dyn std::fmt::Display| Error::bad_file(table, path, format!("cannot be read as JSON Lines: {e}"));
+        let columns = match &schema {
+            Some(schema) => schema.clone(),
+            None => {
+                let (found, _) = infer_json_schema(open(path).map_err(|e| bad(&e))?, None).map_err(|e| bad(&e))?;
+                schema.insert(Arc::new(found)).clone()
+            }
+        };
+        let reader = ReaderBuilder::new(columns).build(open(path).map_err(|e| bad(&e))?).map_err(|e| bad(&e))?;
+        for batch in reader {
+            batches.push(batch.map_err(|e| bad(&e))?);
+        }
+    }
+    Ok((schema.unwrap_or_else(|| Arc::new(Schema::empty())), batches))
+}
+
+/// Two tables with the same columns as one.
+fn union(name: &str, a: Arc<dyn TableProvider>, b: Arc<dyn TableProvider>) -> Result<Arc<dyn TableProvider>> {
+    let scan = |table| LogicalPlanBuilder::scan(name, provider_as_source(table), None);
+    let plan = || scan(a)?.union(scan(b)?.build()?)?.build();
+    let plan = plan().map_err(|e| Error::from_engine(&e))?;
+    Ok(Arc::new(ViewTable::new(plan, None)))
 }
 
 fn schema_of(table: &str, path: &Path) -> Result<Schema> {

@@ -36,7 +36,8 @@ pub struct Description {
     pub optional: BTreeSet<String>,
     /// Kind of the artifact it makes.
     pub output: String,
-    /// Table name → glob of its Parquet files inside the artifact, for SQL.
+    /// Table name → glob of its files inside the artifact, for SQL: Parquet, or JSON Lines (`.jsonl`) for small tables of a
+    /// stage that writes no Parquet. `samples`, `rejects` and `held` have the columns of ours.
     pub tables: BTreeMap<String, String>,
     /// Globs of files that hold measurements (seconds, memory), not results: they do not count for the output digest, so a
     /// rerun that computes the same leaves everything below it cached.

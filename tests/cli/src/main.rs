@@ -3,6 +3,7 @@
 mod architecture;
 mod clips;
 mod errors;
+mod examples;
 mod project;
 mod runs;
 mod sql;

@@ -33,7 +33,7 @@ def describe():
         "parameters": {"type": "object", "properties": parameters, "additionalProperties": False,
                        "required": ["required_here"] if verb == "assay" else []},
         "settings": {"type": "object", "additionalProperties": False, "properties": {
-            "workers": number, "fill": number, "seconds": {"type": "number"}, "end": string, "unbalanced": flag, "dump": string}},
+            "workers": number, "fill": number, "seconds": {"type": "number"}, "end": string, "unbalanced": flag, "dump": string, "meet": string}},
     }))
 
 
@@ -88,6 +88,16 @@ def run(request):
         sys.exit(6)
     if not p.get("fill"):
         os.remove(os.path.join(out, "fill.bin"))
+    if "meet" in p:
+        # Goes on when two stages have come, and gives up when the other does not.
+        open(os.path.join(p["meet"], verb), "w").close()
+        for _ in range(int(p.get("seconds", 30) * 50)):
+            if len(os.listdir(p["meet"])) == 2 or stop:
+                break
+            time.sleep(0.02)
+        else:
+            say(event="failed", problem={"message": f"nobody came; {request['threads']} threads"}, exit=1)
+            sys.exit(1)
     started = time.time()
     while time.time() - started < p.get("seconds", 0) and not stop:
         time.sleep(0.02)

@@ -12,3 +12,4 @@ mod freshness;
 mod hub_sources;
 mod report;
 mod support;
+mod together;

@@ -111,3 +111,40 @@ fn tables_of_stages_and_views_are_tables() {
     let help = miette::Diagnostic::help(&error).unwrap().to_string();
     assert!(help.starts_with("did you mean `bucket.held`?"), "{help}");
 }
+
+#[test]
+fn json_lines_of_a_stage_without_parquet_are_rows_like_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let parquet = folder.path().join("rejects.parquet");
+    let reject = |stage: &str| Reject {
+        sample_id: None,
+        source: "a".into(),
+        stage: stage.into(),
+        reason: "r".into(),
+        detail: "d".into(),
+    };
+    write(&parquet, [reject("ingest")]).unwrap();
+    let lines = folder.path().join("rejects.jsonl");
+    let line = json!({"source": "b", "stage": "judge", "reason": "blank", "detail": ""});
+    fs_err::write(&lines, format!("{line}\n{line}\n")).unwrap();
+    let scores = folder.path().join("scores.jsonl");
+    fs_err::write(&scores, "{\"file\": \"x.png\", \"score\": 0.5}\n{\"file\": \"y.png\", \"score\": 2}\n").unwrap();
+    let tables = [
+        TableSource::files("rejects", vec![parquet, lines.clone()]),
+        TableSource::files("rejects", vec![lines]).of("judge"),
+        TableSource::files("scores", vec![scores.clone()]),
+    ];
+    let session = Session::new(&tables).unwrap();
+    let ask = |sql: &str| {
+        let mut out = Vec::new();
+        session.run(sql, Format::Csv, &mut out).unwrap();
+        String::from_utf8(out).unwrap()
+    };
+    let by_stage = "select stage, count(*) n from rejects group by 1 order by 1";
+    assert_eq!(ask(by_stage), "stage,n\ningest,1\njudge,2\n");
+    assert_eq!(ask("select sample_id, source from judge.rejects limit 1"), "sample_id,source\n,b\n");
+    assert_eq!(ask("select sum(score) s from scores"), "s\n2.5\n");
+    fs_err::write(&scores, "{\"file\": \"x.png\"\n").unwrap();
+    let error = Session::new(&[TableSource::files("scores", vec![scores])]).err().unwrap();
+    assert!(error.to_string().contains("scores.jsonl` cannot be read as JSON Lines"), "{error}");
+}
