@@ -4,7 +4,7 @@
 const ROUNDING: f64 = 1e-3;
 
 /// The usual time between two frames, in seconds: the median, so that a pause does not count. `None` for fewer than two frames.
-pub(crate) fn usual_interval(timestamps: &mut Vec<f64>) -> Option<f64> {
+pub(crate) fn usual_interval(timestamps: &mut [f64]) -> Option<f64> {
     timestamps.sort_by(f64::total_cmp);
     let mut intervals: Vec<f64> =
         timestamps.windows(2).map(|pair| pair[1] - pair[0]).filter(|gap| *gap > 0.0).collect();
@@ -19,7 +19,7 @@ pub fn available(frames: u32, source: f64, rate: f64) -> u32 {
         return frames.min(1);
     }
     let reach = (f64::from(frames) - 0.5) / source - ROUNDING;
-    (reach * rate).floor().max(0.0).min(f64::from(u32::MAX - 1)) as u32 + 1
+    (reach * rate).floor().clamp(0.0, f64::from(u32::MAX - 1)) as u32 + 1
 }
 
 /// Gives each moment `n / rate` its frame, the nearest; a frame that is held for long is shown until half a usual interval

@@ -50,7 +50,9 @@ impl Format {
         };
         let mut options = Dictionary::new();
         options.set("threads", "1");
-        quality.iter().for_each(|(key, value)| options.set(key, value));
+        for (key, value) in quality {
+            options.set(key, value);
+        }
         options
     }
 }
@@ -106,7 +108,9 @@ impl Writer {
         stream.set_time_base(time_base);
         stream.set_avg_frame_rate(Rational(fps as i32, 1));
         let mut metadata = Dictionary::new();
-        text.iter().for_each(|(key, value)| metadata.set(key, value));
+        for (key, value) in text {
+            metadata.set(key, value);
+        }
         output.set_metadata(metadata);
         let mut options = Dictionary::new();
         options.set("fflags", "+bitexact");

@@ -105,7 +105,7 @@ fn produce(
 fn one(item: &Item, background: [u8; 3], sample: Sample) -> Prepared {
     let (row, bucket) = (sample.info(), item.bucket);
     if let Some(fps) = item.rate {
-        let picture = clip(bucket, fps, sample.bytes.into(), &row);
+        let picture = clip(bucket, fps, &sample.bytes.into(), &row);
         return Prepared { row, bucket, picture };
     }
     let decode = || {
@@ -124,10 +124,10 @@ fn one(item: &Item, background: [u8; 3], sample: Sample) -> Prepared {
     Prepared { row, bucket, picture }
 }
 
-fn clip(bucket: Bucket, fps: u32, bytes: Bytes, row: &SampleInfo) -> Result<Taken, Refusal> {
+fn clip(bucket: Bucket, fps: u32, bytes: &Bytes, row: &SampleInfo) -> Result<Taken, Refusal> {
     let mut taken: Option<Taken> = None;
     let rate = video::Rate { fps: f64::from(fps), count: bucket.frames };
-    video::frames::<Refusal>(&bytes, rate, |frame| {
+    video::frames::<Refusal>(bytes, rate, |frame| {
         if size(row) != Some((frame.width, frame.height)) {
             let detail = format!(
                 "the clip has {}x{} pixels, `samples` says {}x{}",
