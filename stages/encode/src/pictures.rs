@@ -19,6 +19,8 @@ use crate::unusable;
 const CHUNKS_AHEAD: usize = 2;
 /// Media bytes after which a chunk is closed.
 const CHUNK_BYTES: usize = 32 << 20;
+/// Bytes of decoded frames after which a chunk is closed.
+const DECODED_BYTES: u64 = 512 << 20;
 
 /// A sample on its way to the VAE.
 pub(crate) struct Prepared {
@@ -80,7 +82,7 @@ fn produce(
 ) -> Result<(), Failure> {
     let rows_at_once = 8 * pool.current_num_threads();
     let mut chunk = Vec::new();
-    let mut bytes = 0;
+    let (mut bytes, mut decoded) = (0, 0);
     let mut rows = samples.select::<Sample>(items.iter().map(|item| item.at).collect()).zip(items);
     loop {
         let next = rows.next();
@@ -88,11 +90,13 @@ fn produce(
         if let Some((row, item)) = next {
             let (_, row) = row.map_err(unusable)?;
             bytes += row.bytes.len();
+            decoded += 3 * item.bucket.pixels() * u64::from(item.bucket.frames);
             chunk.push((row, *item));
         }
-        if chunk.len() >= rows_at_once || bytes >= CHUNK_BYTES || last {
+        let full = chunk.len() >= rows_at_once || bytes >= CHUNK_BYTES || decoded >= DECODED_BYTES;
+        if full || last {
             let full = std::mem::take(&mut chunk);
-            bytes = 0;
+            (bytes, decoded) = (0, 0);
             let prepared =
                 pool.install(|| full.into_par_iter().map(|(row, item)| one(item, background, row)).collect());
             if sender.send(Ok(prepared)).is_err() || last {
