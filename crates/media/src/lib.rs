@@ -7,6 +7,8 @@ mod jpeg;
 mod picture;
 mod png;
 mod sheet;
+mod style;
+mod text;
 mod tiff;
 
 pub use crop::{Cropped, cover_crop};
@@ -14,4 +16,5 @@ pub use decode::{Format, MAX_PIXELS, MAX_SIDE, decode, probe};
 pub use error::Error;
 pub use picture::Picture;
 pub use png::{encode_png, write_png};
-pub use sheet::contact_sheet;
+pub use sheet::{contact_sheet, labelled_sheet};
+pub use style::{Style, StyleScore};

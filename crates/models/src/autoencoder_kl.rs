@@ -341,10 +341,9 @@ impl AutoencoderKl {
             kind,
         })
     }
-}
 
-impl Vae for AutoencoderKl {
-    fn posterior(&self, pixels: &Tensor) -> Result<Posterior> {
+    /// As [`Vae::posterior`], recorded for autograd if weights are trained.
+    pub fn encode(&self, pixels: &Tensor) -> Result<Posterior> {
         let (shape, factor) = (pixels.size(), self.config.scale_factor());
         if !matches!(shape[..], [_, c, h, w] if c == self.config.in_channels && h % factor == 0 && w % factor == 0) {
             let expected = format!(
@@ -353,31 +352,37 @@ impl Vae for AutoencoderKl {
             );
             return Err(Error::Shape { what: "the picture", shape, expected });
         }
-        tch::no_grad(|| {
-            let mut x = self.encoder.forward(&laid_out(&pixels.f_to_kind(self.kind)?)?)?;
-            if let Some(conv) = &self.quant_conv {
-                x = conv.forward(&x)?;
-            }
-            let [mean, logvar] = <[Tensor; 2]>::try_from(x.f_to_kind(Kind::Float)?.f_contiguous()?.f_chunk(2, 1)?)
-                .expect("an even number of channels");
-            Ok(Posterior { mean, logvar: logvar.f_clamp(-30.0, 20.0)? })
-        })
+        let mut x = self.encoder.forward(&laid_out(&pixels.f_to_kind(self.kind)?)?)?;
+        if let Some(conv) = &self.quant_conv {
+            x = conv.forward(&x)?;
+        }
+        let [mean, logvar] = <[Tensor; 2]>::try_from(x.f_to_kind(Kind::Float)?.f_contiguous()?.f_chunk(2, 1)?)
+            .expect("an even number of channels");
+        Ok(Posterior { mean, logvar: logvar.f_clamp(-30.0, 20.0)? })
     }
 
-    fn decode(&self, latents: &Tensor) -> Result<Tensor> {
+    /// Pixels of latents that are *not* normalised, recorded for autograd if weights are trained.
+    pub fn reconstruct(&self, latents: &Tensor) -> Result<Tensor> {
         let shape = latents.size();
         if !matches!(shape[..], [_, c, _, _] if c == self.config.latent_channels) {
             let expected = format!("expected [batch, {}, height, width]", self.config.latent_channels);
             return Err(Error::Shape { what: "the latent", shape, expected });
         }
-        tch::no_grad(|| {
-            let z = self.normalisation().undo(&latents.f_to_kind(Kind::Float)?)?;
-            let mut z = laid_out(&z.f_to_kind(self.kind)?)?;
-            if let Some(conv) = &self.post_quant_conv {
-                z = conv.forward(&z)?;
-            }
-            Ok(self.decoder.forward(&z)?.f_to_kind(Kind::Float)?.f_contiguous()?)
-        })
+        let mut z = laid_out(&latents.f_to_kind(self.kind)?)?;
+        if let Some(conv) = &self.post_quant_conv {
+            z = conv.forward(&z)?;
+        }
+        Ok(self.decoder.forward(&z)?.f_to_kind(Kind::Float)?.f_contiguous()?)
+    }
+}
+
+impl Vae for AutoencoderKl {
+    fn posterior(&self, pixels: &Tensor) -> Result<Posterior> {
+        tch::no_grad(|| self.encode(pixels))
+    }
+
+    fn decode(&self, latents: &Tensor) -> Result<Tensor> {
+        tch::no_grad(|| self.reconstruct(&self.normalisation().undo(&latents.f_to_kind(Kind::Float)?)?))
     }
 
     fn set_tiling(&mut self, on: bool) -> Result<()> {

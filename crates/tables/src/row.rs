@@ -333,5 +333,7 @@ table! {
         lora_scale: Option<f32>,
         /// Digest of the weights.
         checkpoint: String,
+        /// How much it looks like prints in the recipe's palette, in [0, 1]; null without a palette.
+        style: Option<f32>,
     }
 }

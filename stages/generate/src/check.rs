@@ -83,10 +83,15 @@ pub(crate) fn all_prompts(parameters: &Parameters, base_dir: &Path) -> Result<Ve
         let problem = Problem::new("there is no prompt").help("set `prompts = [\"…\"]` or `prompts_file`");
         return Err(vec![problem.field("prompts")]);
     }
-    let texts = prompts.iter().flat_map(Prompt::texts).chain(parameters.negative_prompt.as_deref());
+    let own = [parameters.negative_prompt.as_deref(), parameters.trigger.as_deref()];
+    let texts = prompts.iter().flat_map(Prompt::texts).chain(own.into_iter().flatten());
     if let Some(text) = texts.into_iter().find(|text| text.contains('\0')) {
         let problem = Problem::new(format!("a prompt holds a NUL character: {text:?}"));
         return Err(vec![problem.help("a PNG cannot keep it with the picture; remove it").field("prompts")]);
+    }
+    if parameters.trigger.as_deref().is_some_and(|trigger| trigger.trim().is_empty()) {
+        let problem = Problem::new("`trigger` is empty").help("name the words that call the style, or remove it");
+        return Err(vec![problem.field("trigger")]);
     }
     let too_large = |prompt: &&Prompt| {
         let last = prompt.seed.unwrap_or(parameters.seed).checked_add(u64::from(parameters.images_per_prompt));

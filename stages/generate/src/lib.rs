@@ -132,8 +132,11 @@ struct Album<'a> {
     work: &'a Work<Generate>,
     drawn: Drawn,
     sheet: Sheet,
+    style: Option<media::Style>,
     /// By (shot, base): the base model's come last but belong beside their shot.
     rows: std::collections::BTreeMap<(usize, bool), (ImageRow, Vec<media::Picture>)>,
+    /// What the sheet calls each shot that has no trigger.
+    labels: Vec<String>,
     total: usize,
 }
 
@@ -143,8 +146,15 @@ impl<'a> Album<'a> {
         let total = shots.len() * per_shot;
         let shown = SHOWN.min(drawn.frames as usize);
         let per_row = if shown > 1 { shown } else { work.parameters.images_per_prompt as usize * per_shot };
-        let sheet = Sheet::new(total * shown, per_row, work.parameters.width, work.parameters.height);
-        Self { work, drawn, sheet, rows: std::collections::BTreeMap::new(), total }
+        let variants = if shown > 1 { Vec::new() } else { picture::variants(&work.parameters) };
+        let sheet = Sheet::new(total * shown, per_row, work.parameters.width, work.parameters.height, variants);
+        let palette: Vec<[u8; 3]> = work.parameters.palette.iter().map(|colour| colour.0).collect();
+        let several = work.parameters.images_per_prompt > 1;
+        let label =
+            |shot: &Shot| if several { format!("{} ({})", shot.prompt, shot.seed) } else { shot.prompt.clone() };
+        let labels = shots.iter().filter(|shot| shot.plain.is_none()).map(label).collect();
+        let style = media::Style::new(&palette);
+        Self { work, drawn, sheet, style, rows: std::collections::BTreeMap::new(), labels, total }
     }
 
     fn step(&self, batch: &[Shot], done: usize, steps: usize) -> ControlFlow<()> {
@@ -169,7 +179,12 @@ impl<'a> Album<'a> {
             frames => self.write_clip(&path, frames, settings)?,
         }
         self.work.events.output(shot.prompt.clone(), path);
-        let row = picture::row(file, shot, &self.work.parameters, self.drawn, weights);
+        // A clip's score is the mean of its frames'.
+        let mean = |style: &media::Style| {
+            frames.iter().map(|frame| style.score(frame).mean()).sum::<f64>() / frames.len().max(1) as f64
+        };
+        let style = self.style.as_ref().map(mean);
+        let row = picture::row(file, shot, &self.work.parameters, self.drawn, weights, style);
         // Evenly spread, the first and the last among them.
         let shown = SHOWN.min(frames.len());
         let cell = |n: usize| self.sheet.cell(&frames[n * (frames.len() - 1) / (shown - 1).max(1)]);
@@ -205,8 +220,13 @@ impl<'a> Album<'a> {
     /// Writes the sheet and the table; names of all pictures.
     fn finish(self) -> Result<Vec<String>, Failure> {
         let output = &self.work.request.output;
-        let (rows, cells): (Vec<_>, Vec<_>) = self.rows.into_values().unzip();
-        self.sheet.write(&output.join("contact_sheet.png"), &cells.concat()).map_err(unusable)?;
+        // The sheet shows what was before training first.
+        let mut shown: Vec<_> =
+            self.rows.iter().map(|((shot, base), (_, cells))| ((*shot, !base), cells.clone())).collect();
+        shown.sort_by_key(|(place, _)| *place);
+        let cells: Vec<_> = shown.into_iter().flat_map(|(_, cells)| cells).collect();
+        let rows: Vec<_> = self.rows.into_values().map(|(row, _)| row).collect();
+        self.sheet.write(&output.join("contact_sheet.png"), &self.labels, &cells).map_err(unusable)?;
         self.work.events.output("contact sheet", output.join("contact_sheet.png"));
         let files = rows.iter().map(|row| row.file.clone()).collect();
         tables::write(&output.join("images.parquet"), rows).map_err(unusable)?;
@@ -229,6 +249,7 @@ mod tests {
         let shot = |index, scale: Option<f64>| Shot {
             index,
             prompt: String::new(),
+            plain: None,
             negative: scale.map(|scale| (String::new(), scale)),
             seed: 0,
         };

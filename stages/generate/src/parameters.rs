@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use nn::Dtype;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use stage::Colour;
 
 /// What changes the pictures.
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
@@ -75,6 +76,13 @@ pub struct Parameters {
     /// Also draw every picture with the untrained base model, as `…_base.png`.
     #[serde(default)]
     pub with_base: bool,
+    /// Also draw every prompt with this text before it, such as `a trtcrd of`, from the same noise.
+    #[serde(default)]
+    pub trigger: Option<String>,
+    /// Colours of the style that is trained. With them each picture gets a score: column `style` of `images`, explained in
+    /// `crates/media/src/style.rs`.
+    #[serde(default)]
+    pub palette: Vec<Colour>,
 }
 
 /// What does not change the pictures.

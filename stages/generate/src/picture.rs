@@ -83,7 +83,14 @@ pub(crate) fn settings(shot: &Shot, parameters: &Parameters, drawn: Drawn, weigh
 }
 
 /// The row of a picture or clip.
-pub(crate) fn row(file: String, shot: &Shot, parameters: &Parameters, drawn: Drawn, weights: &Weights) -> ImageRow {
+pub(crate) fn row(
+    file: String,
+    shot: &Shot,
+    parameters: &Parameters,
+    drawn: Drawn,
+    weights: &Weights,
+    style: Option<f64>,
+) -> ImageRow {
     ImageRow {
         file,
         prompt: shot.prompt.clone(),
@@ -99,6 +106,7 @@ pub(crate) fn row(file: String, shot: &Shot, parameters: &Parameters, drawn: Dra
         lora: weights.lora.clone(),
         lora_scale: weights.lora.as_ref().map(|_| parameters.lora_scale as f32),
         checkpoint: weights.checkpoint.clone(),
+        style: style.map(|style| style as f32),
     }
 }
 
@@ -106,19 +114,27 @@ pub(crate) fn row(file: String, shot: &Shot, parameters: &Parameters, drawn: Dra
 pub(crate) struct Sheet {
     columns: usize,
     cell: (u32, u32),
+    /// What tells pictures of one shot apart; empty if there is but one.
+    variants: Vec<String>,
 }
 
 impl Sheet {
     /// Pixels of all cells at most; more pictures are shown smaller.
     const PIXELS: u64 = 1 << 26;
 
-    /// A sheet for `count` pictures of one size. `per_row` of them belong together; single ones fill a square.
-    pub(crate) fn new(count: usize, per_row: usize, width: u32, height: u32) -> Self {
+    /// Pixels across a cell at least: smaller pictures are shown whole times larger, so that labels fit and people see them.
+    const READABLE: u32 = 160;
+
+    /// A sheet for `count` pictures of one size. With `variants` it is a table: a row for each of them, a column for each
+    /// shot. Without, `per_row` pictures belong together, and single ones fill a square.
+    pub(crate) fn new(count: usize, per_row: usize, width: u32, height: u32, variants: Vec<String>) -> Self {
         let columns = if per_row > 1 { per_row } else { (count as f64).sqrt().ceil() as usize };
         let pixels = u64::from(width) * u64::from(height) * count as u64;
         let shrink = (Self::PIXELS as f64 / pixels.max(1) as f64).sqrt().min(1.0);
-        let side = |side: u32| ((f64::from(side) * shrink) as u32).max(1);
-        Self { columns, cell: (side(width), side(height)) }
+        let enlarge =
+            if variants.is_empty() || width == 0 || shrink < 1.0 { 1 } else { Self::READABLE.div_ceil(width) };
+        let side = |side: u32| ((f64::from(side * enlarge) * shrink) as u32).max(1);
+        Self { columns, cell: (side(width), side(height)), variants }
     }
 
     /// A picture at the size it is shown in.
@@ -126,10 +142,27 @@ impl Sheet {
         media::cover_crop(picture, self.cell.0, self.cell.1).picture
     }
 
-    /// Writes the sheet.
-    pub(crate) fn write(&self, path: &Path, cells: &[Picture]) -> Result<(), media::Error> {
-        media::write_png(path, &media::contact_sheet(cells, self.columns), &[])
+    /// Writes the sheet; `labels` are those of the shots, whose cells come variant by variant.
+    pub(crate) fn write(&self, path: &Path, labels: &[String], cells: &[Picture]) -> Result<(), media::Error> {
+        let sheet = if self.variants.is_empty() {
+            media::contact_sheet(cells, self.columns)
+        } else {
+            media::labelled_sheet(&self.variants, labels, cells)
+        };
+        media::write_png(path, &sheet, &[])
     }
+}
+
+/// The rows of a sheet: without and with the trigger, each before and after training; none if there is nothing to compare.
+pub(crate) fn variants(parameters: &Parameters) -> Vec<String> {
+    let triggers = match &parameters.trigger {
+        Some(trigger) => vec!["without the trigger".to_owned(), format!("with \"{trigger}\"")],
+        None => vec![String::new()],
+    };
+    let stages: &[&str] = if parameters.with_base { &["before training", "after training"] } else { &[""] };
+    let all = triggers.iter().flat_map(|trigger| stages.iter().map(move |stage| format!("{stage} {trigger}")));
+    let all: Vec<String> = all.map(|label| label.trim().to_owned()).collect();
+    if all.len() > 1 { all } else { Vec::new() }
 }
 
 #[cfg(test)]
@@ -149,10 +182,31 @@ mod tests {
 
     #[test]
     fn a_sheet_keeps_what_belongs_together_in_a_row_and_its_size_in_bounds() {
-        let sheet = Sheet::new(100, 1, 1024, 1024);
+        let sheet = Sheet::new(100, 1, 1024, 1024, Vec::new());
         assert_eq!((sheet.columns, sheet.cell), (10, (819, 819)));
         assert_eq!(sheet.cell(&Picture::filled(1024, 1024, [9, 9, 9])), Picture::filled(819, 819, [9, 9, 9]));
-        assert_eq!(Sheet::new(6, 2, 64, 64).columns, 2);
-        assert_eq!(Sheet::new(2, 1, 64, 32).cell, (64, 32));
+        assert_eq!(Sheet::new(6, 2, 64, 64, Vec::new()).columns, 2);
+        assert_eq!(Sheet::new(2, 1, 64, 32, Vec::new()).cell, (64, 32));
+    }
+
+    #[test]
+    fn what_is_compared_is_labelled() {
+        let of = |extra: &str| {
+            let parameters: Parameters = serde_json::from_str(&format!(r#"{{"model": "a/b"{extra}}}"#)).unwrap();
+            variants(&parameters)
+        };
+        assert!(of("").is_empty());
+        assert_eq!(of(r#", "with_base": true"#), ["before training", "after training"]);
+        assert_eq!(of(r#", "trigger": "a trtcrd of""#), ["without the trigger", "with \"a trtcrd of\""]);
+        assert_eq!(
+            of(r#", "trigger": "x", "with_base": true"#),
+            [
+                "before training without the trigger",
+                "after training without the trigger",
+                "before training with \"x\"",
+                "after training with \"x\""
+            ]
+        );
+        assert_eq!(Sheet::new(4, 2, 96, 144, of(r#", "with_base": true"#)).cell, (192, 288));
     }
 }

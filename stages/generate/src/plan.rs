@@ -15,6 +15,8 @@ pub(crate) struct Shot {
     pub(crate) index: usize,
     /// What to draw.
     pub(crate) prompt: String,
+    /// The prompt without the trigger, if this shot has it.
+    pub(crate) plain: Option<String>,
     /// What to steer away from, and how strongly.
     pub(crate) negative: Option<(String, f64)>,
     /// Seed of the initial noise.
@@ -28,10 +30,12 @@ impl Shot {
     }
 }
 
-/// All pictures, in order: every prompt starts at its own seed or the recipe's, and its copies count up from there.
+/// All pictures, in order: every prompt starts at its own seed or the recipe's, and its copies count up from there. A copy
+/// with the trigger follows its plain one.
 pub(crate) fn shots(parameters: &Parameters, prompts: &[Prompt], rules: Sampling) -> Vec<Shot> {
     let copies = u64::from(parameters.images_per_prompt);
-    let one = |prompt: &Prompt, copy: u64| {
+    let triggers: Vec<Option<&str>> = std::iter::once(None).chain(parameters.trigger.as_deref().map(Some)).collect();
+    let one = |prompt: &Prompt, copy: u64, trigger: Option<&str>| {
         let negative = prompt.negative_prompt.as_ref().or(parameters.negative_prompt.as_ref());
         let steered = if rules.classifier_free {
             let text = negative.cloned().unwrap_or_default();
@@ -41,14 +45,16 @@ pub(crate) fn shots(parameters: &Parameters, prompts: &[Prompt], rules: Sampling
         };
         Shot {
             index: 0,
-            prompt: prompt.prompt.clone(),
+            prompt: trigger.map_or_else(|| prompt.prompt.clone(), |trigger| format!("{trigger} {}", prompt.prompt)),
+            plain: trigger.map(|_| prompt.prompt.clone()),
             negative: steered,
             seed: prompt.seed.unwrap_or(parameters.seed) + copy,
         }
     };
     prompts
         .iter()
-        .flat_map(|prompt| (0..copies).map(move |copy| one(prompt, copy)))
+        .flat_map(|prompt| (0..copies).map(move |copy| (prompt, copy)))
+        .flat_map(|(prompt, copy)| triggers.iter().map(move |trigger| one(prompt, copy, *trigger)))
         .enumerate()
         .map(|(index, shot)| Shot { index, ..shot })
         .collect()
@@ -95,6 +101,15 @@ mod tests {
     }
 
     #[test]
+    fn the_trigger_doubles_every_picture_from_the_same_noise() {
+        let shots =
+            shots(&parameters(r#", "images_per_prompt": 2, "trigger": "a trtcrd of""#), &[Prompt::from("a cup")], FLUX);
+        let seen: Vec<_> = shots.iter().map(|shot| (shot.prompt.as_str(), shot.plain.as_deref(), shot.seed)).collect();
+        let with = ("a trtcrd of a cup", Some("a cup"));
+        assert_eq!(seen, [("a cup", None, 0), (with.0, with.1, 0), ("a cup", None, 1), (with.0, with.1, 1)]);
+    }
+
+    #[test]
     fn a_negative_prompt_turns_guidance_on_and_the_prompts_own_wins() {
         let own = Prompt { negative_prompt: Some("blur".into()), ..Prompt::from("b") };
         let prompts = [Prompt::from("a"), own];
@@ -115,7 +130,7 @@ mod tests {
     #[test]
     fn file_names_are_safe_short_and_sort_like_the_run() {
         let name = |prompt: &str, index, base| {
-            Shot { index, prompt: prompt.into(), negative: None, seed: 0 }.file_name(base, "png")
+            Shot { index, prompt: prompt.into(), plain: None, negative: None, seed: 0 }.file_name(base, "png")
         };
         assert_eq!(
             name("a trtcrd of an astronaut tending a rose garden on Mars, \"the gardener\"", 0, false),

@@ -119,8 +119,8 @@ fn against_family(loaded: &Loaded, family: &'static dyn Family, folder: &ModelFo
     } else if let Err(error) = builder.finish() {
         refuse(if has_peft { "peft.target_modules" } else { "model" }, problem_of(&error));
     }
-    if let Some(samples) = &config.samples {
-        let unit = family.pixel_quantum(folder);
+    // What the model can draw, not the coarser grid on which its buckets are laid out. A folder without a VAE is told elsewhere.
+    if let (Some(samples), Ok(unit)) = (&config.samples, family.pixel_unit(folder)) {
         for (path, side) in [("samples.width", samples.width), ("samples.height", samples.height)] {
             if side == 0 || side % unit != 0 {
                 let message = format!("`{path}` is {side}, which is not a multiple of {unit}");

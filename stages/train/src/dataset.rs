@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 use models::{Encoded, Text};
 use spec::Problem;
@@ -27,6 +28,39 @@ pub(crate) struct Dataset {
     encoders: Vec<String>,
     /// Digest of the caption that stands for "no text".
     empty: String,
+    kept: Mutex<Kept>,
+}
+
+/// Texts that were read once, until they fill [`Kept::BYTES`]: of a small data set all of them.
+#[derive(Default)]
+struct Kept {
+    texts: BTreeMap<String, Text>,
+    bytes: usize,
+}
+
+impl Kept {
+    const BYTES: usize = 512 << 20;
+
+    fn get(&self, digest: &str) -> Option<Text> {
+        self.texts.get(digest).map(copy)
+    }
+
+    fn keep(&mut self, digest: &str, text: &Text) {
+        let tensors = text.values().flat_map(|encoded| [&encoded.embedding, &encoded.pooled]).flatten();
+        let bytes: usize = tensors.map(|tensor| tensor.numel() * tensor.kind().elt_size_in_bytes()).sum();
+        if self.bytes + bytes <= Self::BYTES && !self.texts.contains_key(digest) {
+            self.bytes += bytes;
+            self.texts.insert(digest.to_owned(), copy(text));
+        }
+    }
+}
+
+/// The same tensors once more.
+fn copy(text: &Text) -> Text {
+    let tensor = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::shallow_clone);
+    let encoded =
+        |e: &Encoded| Encoded { tokens: e.tokens, embedding: tensor(&e.embedding), pooled: tensor(&e.pooled) };
+    text.iter().map(|(name, e)| (name.clone(), encoded(e))).collect()
 }
 
 impl Dataset {
@@ -41,6 +75,7 @@ impl Dataset {
             encoders: captions.encoders().into_iter().map(str::to_owned).collect(),
             captions,
             empty: caption_digest(""),
+            kept: Mutex::default(),
         };
         for (number, row) in index.iter().enumerate() {
             let reader = ShardReader::open(&shards_dir.join(&row.shard)).map_err(unusable)?;
@@ -101,6 +136,9 @@ impl Dataset {
     pub(crate) fn text(&self, sample: usize, dropped: bool) -> Result<Text, Failure> {
         let Row { shard, row } = self.rows[sample];
         let digest = if dropped { self.empty.as_str() } else { self.shards[shard].caption_digest(row) };
+        if let Some(text) = self.kept.lock().unwrap_or_else(PoisonError::into_inner).get(digest) {
+            return Ok(text);
+        }
         let mut text = BTreeMap::new();
         for encoder in &self.encoders {
             let caption = self.captions.get(digest, encoder).map_err(unusable)?;
@@ -115,6 +153,7 @@ impl Dataset {
             };
             text.insert(encoder.clone(), encoded);
         }
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner).keep(digest, &text);
         Ok(text)
     }
 }

@@ -145,6 +145,7 @@ fn the_other_tables_come_back() {
         lora: lora.map(Into::into),
         lora_scale: lora.map(|_| 0.5),
         checkpoint: "c".into(),
+        style: lora.map(|_| 0.75),
     };
     same(&[image(None), image(Some("x"))]);
     same::<Step>(&[]);

@@ -1,7 +1,8 @@
 //! What all cards share: border, panel, number in Roman strokes.
 
-use crate::canvas::{BLACK, CREAM, Canvas, GOLD, Ink, PAPER, RED};
-use crate::shape::{Shape, V, slab, star, stroke};
+use super::canvas::{BLACK, CREAM, Canvas, Ink, PAPER, RED};
+use crate::shape::{Shape, V, slab, stroke};
+use crate::words::Light;
 
 /// The part of the card that a scene fills: middle and half sides.
 pub(crate) struct Panel {
@@ -24,43 +25,42 @@ impl Panel {
     }
 }
 
+/// The sky of a card.
+fn sky(light: Light) -> Ink {
+    match light {
+        Light::Morning => PAPER,
+        Light::Noon => CREAM,
+        Light::Sunset => RED,
+        Light::Night => BLACK,
+    }
+}
+
 /// Paints the card's ground and returns the panel.
-pub(crate) fn ground(canvas: &mut Canvas, sky: Ink) -> Panel {
+pub(crate) fn ground(canvas: &mut Canvas, light: Light) -> Panel {
     let h = canvas.height;
     let middle = (50.0, h / 2.0);
-    canvas.fill(&slab(middle, (48.0, h / 2.0 - 2.0), 4.0), BLACK);
-    canvas.fill(&slab(middle, (47.0, h / 2.0 - 3.0), 3.4), CREAM);
-    canvas.draw(slab(middle, (44.5, h / 2.0 - 5.5), 2.5), RED);
-    canvas.draw(slab(middle, (42.0, h / 2.0 - 8.0), 2.5), CREAM);
-    let panel = Panel { middle: (50.0, h / 2.0 - 5.0), half: (38.5, h / 2.0 - 17.0) };
-    canvas.draw(panel.shape(), sky);
+    canvas.draw(slab(middle, (48.0, h / 2.0 - 2.0), 4.0), RED);
+    canvas.draw(slab(middle, (43.5, h / 2.0 - 6.5), 2.5), CREAM);
+    let panel = Panel { middle: (50.0, h / 2.0 - 5.0), half: (38.5, h / 2.0 - 16.5) };
+    canvas.draw(panel.shape(), sky(light));
     panel
 }
 
-/// Paints corner stars and the number over the scene.
+/// Paints the panel's frame over the scene, and the number below it.
 pub(crate) fn finish(canvas: &mut Canvas, panel: &Panel, number: usize) {
-    let h = canvas.height;
-    canvas.fill(&panel.shape().edge(1.4), BLACK);
-    for corner in [(6.75, 6.75), (93.25, 6.75), (6.75, h - 6.75), (93.25, h - 6.75)] {
-        canvas.draw(star(corner, 4.2, 1.7, 4), GOLD);
-    }
-    let y = (panel.bottom() + h - 8.0) / 2.0;
-    canvas.draw(slab((50.0, y), (24.0, 4.6), 4.6), PAPER);
-    for side in [-1.0, 1.0] {
-        canvas.draw(star((50.0 + side * 31.0, y), 3.4, 1.3, 4), RED);
-    }
-    roman(canvas, (50.0, y), number);
+    canvas.fill(&panel.shape().edge(2.2), BLACK);
+    roman(canvas, (50.0, (panel.bottom() + canvas.height - 6.5) / 2.0), number);
 }
 
 /// A number as Roman strokes; zero is a ring of nothing, as on the Fool.
 fn roman(canvas: &mut Canvas, middle: V, number: usize) {
     let text = numeral(number);
-    let width = |c: char| if c == 'I' { 2.2 } else { 4.6 };
+    let width = |c: char| if c == 'I' { 3.4 } else { 6.0 };
     let total: f32 = text.chars().map(width).sum();
     let mut x = middle.0 - total / 2.0;
-    let (top, bottom) = (middle.1 - 2.6, middle.1 + 2.6);
+    let (top, bottom) = (middle.1 - 3.0, middle.1 + 3.0);
     for c in text.chars() {
-        let (l, m, r) = (x + 0.6, x + width(c) / 2.0, x + width(c) - 0.6);
+        let (l, m, r) = (x + 0.9, x + width(c) / 2.0, x + width(c) - 0.9);
         let strokes: &[(V, V)] = match c {
             'I' => &[((m, top), (m, bottom))],
             'V' => &[((l, top), (m, bottom)), ((r, top), (m, bottom))],
@@ -68,7 +68,7 @@ fn roman(canvas: &mut Canvas, middle: V, number: usize) {
             _ => &[((m, middle.1), (m, middle.1))],
         };
         for (a, b) in strokes {
-            canvas.fill(&stroke(*a, *b, 0.95), BLACK);
+            canvas.fill(&stroke(*a, *b, 1.6), BLACK);
         }
         x += width(c);
     }

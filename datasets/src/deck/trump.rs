@@ -1,16 +1,16 @@
 //! The twenty-two trumps: one large motif each.
 
-use crate::canvas::{BLACK, CREAM, Canvas, GOLD, Ink, PAPER, RED};
-use crate::court::crown;
-use crate::frame::Panel;
+use super::canvas::{BLACK, CREAM, Canvas, GOLD, Ink, PAPER, RED};
+use super::court::crown;
+use super::frame::Panel;
+use super::suit::land;
 use crate::shape::{V, around, crescent, disc, dome, polygon, slab, star, stroke};
-use crate::suit::land;
+use crate::words::Light;
 
-/// Name of a trump, its caption's scene, the colour of its sky, whether land lies below, and how it is drawn.
+/// A trump's scene as its caption words it, its light, whether land lies below, and how it is drawn.
 pub(crate) struct Trump {
-    pub(crate) name: &'static str,
     scene: &'static str,
-    pub(crate) sky: Ink,
+    pub(crate) light: Light,
     land: bool,
     draw: fn(&mut Pen<'_>),
 }
@@ -57,13 +57,13 @@ impl Pen<'_> {
     }
 }
 
-const fn trump(name: &'static str, scene: &'static str, sky: Ink, land: bool, draw: fn(&mut Pen<'_>)) -> Trump {
-    Trump { name, scene, sky, land, draw }
+const fn trump(scene: &'static str, light: Light, land: bool, draw: fn(&mut Pen<'_>)) -> Trump {
+    Trump { scene, light, land, draw }
 }
 
 /// All trumps, by number.
 pub(crate) const ALL: [Trump; 22] = [
-    trump("the wanderer", "a staff with a red bundle and a white flower on a golden road", CREAM, true, |p| {
+    trump("a staff with a red bundle", Light::Noon, true, |p| {
         p.poly(&[(-0.2, 1.2), (0.5, 1.2), (0.12, -0.1), (-0.02, -0.1)], GOLD);
         p.stroke((-0.75, 0.7), (0.5, -0.75), 0.1, BLACK);
         p.disc(0.55, -0.62, 0.34, RED);
@@ -74,18 +74,18 @@ pub(crate) const ALL: [Trump; 22] = [
         }
         p.disc(-0.6, -0.62, 0.13, GOLD);
     }),
-    trump("the magus", "a table with a cup, a coin and a sword under the sign of infinity", RED, false, |p| {
+    trump("a table with a cup and a sword", Light::Sunset, false, |p| {
         p.ring(-0.3, -0.85, 0.24, 0.13, GOLD);
         p.ring(0.3, -0.85, 0.24, 0.13, GOLD);
         p.slab(0.0, 0.55, (0.95, 0.12), 0.04, GOLD);
         p.slab(-0.7, 0.95, (0.09, 0.32), 0.0, BLACK);
         p.slab(0.7, 0.95, (0.09, 0.32), 0.0, BLACK);
         let (canvas, r) = (&mut *p.canvas, p.r);
-        crate::suit::Suit::Cups.sign(canvas, (p.c.0 - 0.6 * r, p.c.1 + 0.1 * r), 0.34 * r);
-        crate::suit::Suit::Coins.sign(canvas, (p.c.0, p.c.1 + 0.12 * r), 0.32 * r);
-        crate::suit::Suit::Swords.sign(canvas, (p.c.0 + 0.6 * r, p.c.1), 0.45 * r);
+        super::suit::Suit::Cups.sign(canvas, (p.c.0 - 0.6 * r, p.c.1 + 0.1 * r), 0.34 * r);
+        super::suit::Suit::Coins.sign(canvas, (p.c.0, p.c.1 + 0.12 * r), 0.32 * r);
+        super::suit::Suit::Swords.sign(canvas, (p.c.0 + 0.6 * r, p.c.1), 0.45 * r);
     }),
-    trump("the veil", "a curtain between a black and a pale pillar, a moon above", PAPER, false, |p| {
+    trump("a curtain between two pillars under a moon", Light::Morning, false, |p| {
         p.slab(-0.75, 0.2, (0.17, 1.0), 0.03, BLACK);
         p.slab(0.75, 0.2, (0.17, 1.0), 0.03, CREAM);
         for i in 0..5 {
@@ -96,7 +96,7 @@ pub(crate) const ALL: [Trump; 22] = [
         let (at, r) = (p.at(0.0, -0.98), 0.24 * p.r);
         p.canvas.draw(crescent(at, r), CREAM);
     }),
-    trump("the garden", "a red rose among golden leaves", CREAM, true, |p| {
+    trump("a red rose", Light::Noon, true, |p| {
         p.stroke((0.0, 0.1), (0.0, 1.1), 0.12, GOLD);
         p.poly(&[(0.0, 0.85), (0.35, 0.5), (0.75, 0.5), (0.45, 0.85)], GOLD);
         p.poly(&[(0.0, 0.7), (-0.35, 0.35), (-0.75, 0.4), (-0.45, 0.72)], GOLD);
@@ -108,7 +108,7 @@ pub(crate) const ALL: [Trump; 22] = [
         }
         p.disc(0.0, -0.35, 0.2, GOLD);
     }),
-    trump("the throne", "a stone throne with a golden crown on it", RED, true, |p| {
+    trump("a white throne with a golden crown", Light::Sunset, true, |p| {
         p.slab(0.0, 0.1, (0.62, 1.0), 0.08, PAPER);
         p.dome(0.0, -0.9, (0.62, 0.3), PAPER);
         p.slab(0.0, 0.65, (0.85, 0.18), 0.05, CREAM);
@@ -118,7 +118,7 @@ pub(crate) const ALL: [Trump; 22] = [
         let (at, r) = (p.at(0.0, 0.42), 0.34 * p.r);
         crown(p.canvas, at, r, 5);
     }),
-    trump("the keys", "two crossed golden keys before a red disc", CREAM, false, |p| {
+    trump("two golden keys", Light::Noon, false, |p| {
         p.disc(0.0, 0.0, 0.85, RED);
         for s in [-1.0, 1.0] {
             p.stroke((0.55 * s, 0.75), (-0.42 * s, -0.48), 0.13, GOLD);
@@ -127,7 +127,7 @@ pub(crate) const ALL: [Trump; 22] = [
             p.stroke((0.35 * s, 0.49), (0.52 * s, 0.35), 0.12, GOLD);
         }
     }),
-    trump("the heart", "a red heart with rays and an arrow", PAPER, false, |p| {
+    trump("a red heart with an arrow", Light::Morning, false, |p| {
         p.star(0.0, 0.0, 1.1, 0.86, 24, GOLD);
         let (l, r) = (p.at(-0.32, -0.2), p.at(0.32, -0.2));
         let (a, b, c) = (p.at(-0.68, -0.02), p.at(0.68, -0.02), p.at(0.0, 0.75));
@@ -137,7 +137,7 @@ pub(crate) const ALL: [Trump; 22] = [
         p.stroke((-0.95, 0.5), (0.9, -0.45), 0.08, BLACK);
         p.poly(&[(1.05, -0.53), (0.78, -0.55), (0.9, -0.28)], CREAM);
     }),
-    trump("the wagon", "a golden wagon under a canopy of stars", BLACK, true, |p| {
+    trump("a golden wagon", Light::Night, true, |p| {
         p.slab(0.0, -0.8, (0.85, 0.16), 0.05, RED);
         for x in [-0.6, 0.0, 0.6] {
             p.star(x, -0.8, 0.12, 0.05, 5, GOLD);
@@ -154,7 +154,7 @@ pub(crate) const ALL: [Trump; 22] = [
             p.disc(x, 0.72, 0.09, RED);
         }
     }),
-    trump("the lion", "a golden lion's face with a red mane", CREAM, false, |p| {
+    trump("a golden lion", Light::Noon, false, |p| {
         p.star(0.0, 0.0, 1.05, 0.8, 18, RED);
         p.disc(-0.45, -0.5, 0.2, GOLD);
         p.disc(0.45, -0.5, 0.2, GOLD);
@@ -165,7 +165,7 @@ pub(crate) const ALL: [Trump; 22] = [
         p.disc(-0.25, -0.2, 0.09, BLACK);
         p.disc(0.25, -0.2, 0.09, BLACK);
     }),
-    trump("the lantern", "a lantern with a star inside, over a mountain path", BLACK, true, |p| {
+    trump("a golden lantern with a red star", Light::Night, true, |p| {
         p.ring(0.0, -0.9, 0.16, 0.08, GOLD);
         p.poly(&[(-0.4, -0.45), (0.4, -0.45), (0.0, -0.8)], GOLD);
         p.slab(0.0, 0.1, (0.46, 0.55), 0.06, CREAM);
@@ -175,7 +175,7 @@ pub(crate) const ALL: [Trump; 22] = [
         }
         p.slab(0.0, 0.7, (0.58, 0.1), 0.03, GOLD);
     }),
-    trump("the wheel", "a wheel of eight spokes with a star at each end", RED, false, |p| {
+    trump("a golden wheel with white stars", Light::Sunset, false, |p| {
         p.ring(0.0, 0.0, 0.72, 0.2, GOLD);
         for i in 0..8 {
             let turn = i as f32 / 8.0;
@@ -187,7 +187,7 @@ pub(crate) const ALL: [Trump; 22] = [
         p.disc(0.0, 0.0, 0.2, GOLD);
         p.disc(0.0, 0.0, 0.08, BLACK);
     }),
-    trump("the scales", "golden scales and an upright sword", CREAM, false, |p| {
+    trump("golden scales and a sword", Light::Noon, false, |p| {
         p.poly(&[(0.0, -1.1), (0.1, -0.9), (0.1, 0.75), (-0.1, 0.75), (-0.1, -0.9)], PAPER);
         p.slab(0.0, 0.82, (0.34, 0.07), 0.07, GOLD);
         p.slab(0.0, 1.0, (0.07, 0.14), 0.0, RED);
@@ -198,14 +198,14 @@ pub(crate) const ALL: [Trump; 22] = [
             p.dome(x, 0.1, (0.34, -0.26), RED);
         }
     }),
-    trump("the knot", "three golden rings woven together", PAPER, false, |p| {
+    trump("three golden rings", Light::Morning, false, |p| {
         for i in 0..3 {
             let (x, y) = around((0.0, 0.0), 0.42, i as f32 / 3.0);
             p.ring(x, y, 0.55, 0.17, if i == 0 { RED } else { GOLD });
         }
         p.disc(0.0, 0.0, 0.14, CREAM);
     }),
-    trump("the reaper", "a black scythe over pale wheat", GOLD, true, |p| {
+    trump("a black scythe over wheat", Light::Morning, true, |p| {
         for i in 0..5 {
             let x = -0.7 + 0.35 * i as f32;
             p.stroke((x, 1.1), (x, 0.25), 0.05, CREAM);
@@ -218,7 +218,7 @@ pub(crate) const ALL: [Trump; 22] = [
         let blade = disc(a, 0.85 * r).minus(disc(b, 0.95 * r));
         p.canvas.draw(blade, BLACK);
     }),
-    trump("the vessels", "water poured from one golden jug into another", CREAM, true, |p| {
+    trump("water poured into a red jug", Light::Noon, true, |p| {
         let (a, b) = ((-0.35, -0.55), (0.4, 0.45));
         p.stroke((a.0 + 0.1, a.1 + 0.2), (b.0 - 0.05, b.1 - 0.2), 0.16, CREAM);
         for (c, ink) in [(a, GOLD), (b, RED)] {
@@ -229,7 +229,7 @@ pub(crate) const ALL: [Trump; 22] = [
             p.slab(c.0, c.1, (0.38, 0.06), 0.0, CREAM);
         }
     }),
-    trump("the mask", "a red mask with golden horns", BLACK, false, |p| {
+    trump("a red mask with golden horns", Light::Night, false, |p| {
         for s in [-1.0, 1.0] {
             let (a, b, r) = (p.at(0.5 * s, -0.55), p.at(0.3 * s, -0.68), p.r);
             p.canvas.draw(disc(a, 0.52 * r).minus(disc(b, 0.45 * r)), GOLD);
@@ -240,7 +240,7 @@ pub(crate) const ALL: [Trump; 22] = [
         p.poly(&[(-0.28, 0.45), (0.28, 0.45), (0.0, 0.62)], CREAM);
         p.poly(&[(-0.08, 0.08), (0.08, 0.08), (0.0, 0.34)], GOLD);
     }),
-    trump("the tower", "a pale tower struck by golden lightning", BLACK, true, |p| {
+    trump("a white tower and golden lightning", Light::Night, true, |p| {
         p.poly(&[(-0.45, -0.5), (0.35, -0.5), (0.5, 1.15), (-0.6, 1.15)], PAPER);
         for x in [-0.42, -0.12, 0.18] {
             p.slab(x + 0.07, -0.6, (0.11, 0.14), 0.0, PAPER);
@@ -253,7 +253,7 @@ pub(crate) const ALL: [Trump; 22] = [
             p.star(x, y, 0.16, 0.07, 4, RED);
         }
     }),
-    trump("the star", "one large golden star and seven small ones", BLACK, true, |p| {
+    trump("a golden star", Light::Night, true, |p| {
         p.star(0.0, -0.15, 0.72, 0.27, 8, GOLD);
         p.star(0.0, -0.15, 0.34, 0.14, 8, CREAM);
         for i in 0..7 {
@@ -261,7 +261,7 @@ pub(crate) const ALL: [Trump; 22] = [
             p.star(x, y, 0.15, 0.06, 6, CREAM);
         }
     }),
-    trump("the moon", "a pale crescent moon with a sleeping face, drops of gold falling", BLACK, true, |p| {
+    trump("a white moon", Light::Night, true, |p| {
         let (at, r) = (p.at(0.0, -0.25), 0.8 * p.r);
         p.canvas.draw(crescent(at, r), CREAM);
         p.stroke((-0.6, -0.3), (-0.42, -0.26), 0.03, BLACK);
@@ -270,7 +270,7 @@ pub(crate) const ALL: [Trump; 22] = [
             p.poly(&[(x - 0.08, y), (x, y - 0.22), (x + 0.08, y), (x, y + 0.1)], GOLD);
         }
     }),
-    trump("the sun", "a golden sun with a calm face and red rays", CREAM, true, |p| {
+    trump("a golden sun", Light::Noon, true, |p| {
         p.star(0.0, -0.15, 1.1, 0.6, 16, RED);
         p.star(0.0, -0.15, 0.9, 0.56, 12, GOLD);
         p.disc(0.0, -0.15, 0.56, GOLD);
@@ -281,7 +281,7 @@ pub(crate) const ALL: [Trump; 22] = [
         p.stroke((-0.14, 0.08), (0.0, 0.13), 0.03, BLACK);
         p.stroke((0.0, 0.13), (0.14, 0.08), 0.03, BLACK);
     }),
-    trump("the bell", "a golden bell that rings over red roofs", PAPER, false, |p| {
+    trump("a golden bell over red houses", Light::Morning, false, |p| {
         for (x, y, w) in [(-0.65, 0.75, 0.42), (0.1, 0.85, 0.45), (0.75, 0.7, 0.38)] {
             p.slab(x, y + 0.42, (0.8 * w, 0.3), 0.0, CREAM);
             p.poly(&[(x - w, y + 0.15), (x, y - 0.3), (x + w, y + 0.15)], RED);
@@ -292,7 +292,7 @@ pub(crate) const ALL: [Trump; 22] = [
         p.ring(0.0, -0.98, 0.12, 0.07, GOLD);
         p.slab(0.0, -0.25, (0.5, 0.05), 0.0, RED);
     }),
-    trump("the world", "a globe in a golden wreath with four stars", RED, false, |p| {
+    trump("a white globe in a golden wreath", Light::Sunset, false, |p| {
         for i in 0..24 {
             let (x, y) = around((0.0, 0.0), 0.88, i as f32 / 24.0);
             p.disc(x, y, 0.13, if i % 6 == 0 { CREAM } else { GOLD });
@@ -312,7 +312,7 @@ pub(crate) const ALL: [Trump; 22] = [
 /// Draws a trump; the caption's scene.
 pub(crate) fn draw(canvas: &mut Canvas, panel: &Panel, number: usize) -> String {
     let trump = &ALL[number];
-    let below = if trump.land { format!(", {} below", land(canvas, panel, number)) } else { String::new() };
+    let below = if trump.land { format!(" {}", land(canvas, panel, number)) } else { String::new() };
     let r = 33.0_f32.min(panel.half.1 * 0.72);
     let lift = if trump.land { 7.0 } else { 0.0 };
     (trump.draw)(&mut Pen { canvas, c: (panel.middle.0, panel.middle.1 - lift * r / 33.0), r });

@@ -1,22 +1,23 @@
 //! The court cards: a figure in a robe that holds the sign of its suit.
 
-use crate::canvas::{BLACK, CREAM, Canvas, GOLD, PAPER, RED};
-use crate::frame::Panel;
+use super::canvas::{BLACK, CREAM, Canvas, GOLD, PAPER, RED};
+use super::frame::Panel;
+use super::suit::{Suit, heaven, land};
 use crate::shape::{V, disc, dome, polygon, slab, star, stroke};
-use crate::suit::{Suit, heaven, land};
+use crate::words::Light;
 
 /// Names of the four courts.
-pub(crate) const NAMES: [&str; 4] = ["page", "knight", "queen", "king"];
+const NAMES: [&str; 4] = ["page", "knight", "queen", "king"];
 
 /// Draws the court card; the caption's scene.
-pub(crate) fn court(canvas: &mut Canvas, panel: &Panel, suit: Suit, rank: usize) -> String {
+pub(crate) fn court(canvas: &mut Canvas, panel: &Panel, suit: Suit, rank: usize, light: Light) -> String {
     let salt = suit as usize;
     let below = land(canvas, panel, rank + 2 * salt + 1);
     let above = heaven(canvas, panel, rank + salt);
-    let fit = (panel.half.1 / 70.0).min(1.0);
-    let foot: V = (panel.middle.0 - 6.0 * fit, panel.bottom() - 7.0 * fit);
+    let fit = (panel.half.1 / 58.0).min(1.0);
+    let foot: V = (panel.middle.0 - 9.0 * fit, panel.bottom() - 7.0 * fit);
     let at = |x: f32, y: f32| (foot.0 + x * fit, foot.1 + y * fit);
-    let robe = if suit == Suit::Swords { GOLD } else { RED };
+    let robe = if light == Light::Sunset { GOLD } else { RED };
     if rank == 3 {
         canvas.draw(slab(at(0.0, -38.0), (24.0 * fit, 38.0 * fit), 3.0 * fit), PAPER);
         canvas.draw(dome(at(0.0, -74.0), (24.0 * fit, 12.0 * fit)), GOLD);
@@ -39,11 +40,10 @@ pub(crate) fn court(canvas: &mut Canvas, panel: &Panel, suit: Suit, rank: usize)
         canvas.fill(&disc(at(3.0 * side, -63.0), 1.0 * fit), BLACK);
     }
     canvas.fill(&stroke(at(-2.0, -58.2), at(2.0, -58.2), 0.8 * fit), RED);
-    let hat = match rank {
+    match rank {
         0 => {
             canvas.draw(dome(at(-1.0, -66.5), (10.0 * fit, 7.0 * fit)), RED);
             canvas.draw(stroke(at(6.0, -70.0), at(14.0, -78.0), 2.4 * fit), GOLD);
-            "with a feathered cap"
         }
         1 => {
             canvas.draw(dome(at(0.0, -64.5), (9.6 * fit, 11.0 * fit)), PAPER);
@@ -53,20 +53,17 @@ pub(crate) fn court(canvas: &mut Canvas, panel: &Panel, suit: Suit, rank: usize)
                 GOLD,
             );
             canvas.draw(star(at(-17.0, -26.0), 5.0 * fit, 2.2 * fit, 6), CREAM);
-            "in a helmet, with a shield"
         }
         2 => {
             crown(canvas, at(0.0, -69.0), 8.5 * fit, 3);
-            "with long black hair and a crown"
         }
         _ => {
             canvas.draw(polygon(&[at(-5.0, -57.0), at(5.0, -57.0), at(0.0, -47.0)]), BLACK);
             crown(canvas, at(0.0, -69.0), 10.0 * fit, 5);
-            "bearded and crowned, on a throne"
         }
-    };
-    suit.sign(canvas, at(27.0, -50.0), 16.0 * fit);
-    format!("a {} {hat}, holding a {}, under {above}, {}, {below} below", NAMES[rank], suit.one(), suit.sky().1)
+    }
+    suit.sign(canvas, at(25.0, -50.0), 19.0 * fit);
+    format!("a {} with a {} under {above} {below}", NAMES[rank], suit.one())
 }
 
 /// A crown that sits on `base`, with so many points.

@@ -14,7 +14,7 @@ pub(crate) const GOLD: Ink = [221, 166, 58];
 pub(crate) const BLACK: Ink = [32, 26, 25];
 
 /// Width of outlines.
-const LINE: f32 = 0.9;
+const LINE: f32 = 1.8;
 
 /// A picture that is 100 units wide.
 pub(crate) struct Canvas {

@@ -1,8 +1,9 @@
 //! The four suits: their signs, and the cards one to ten.
 
-use crate::canvas::{BLACK, CREAM, Canvas, GOLD, Ink, PAPER, RED};
-use crate::frame::Panel;
+use super::canvas::{BLACK, CREAM, Canvas, GOLD, Ink, PAPER, RED};
+use super::frame::Panel;
 use crate::shape::{V, around, crescent, disc, dome, polygon, slab, star, stroke};
+use crate::words::{Light, Place};
 
 /// A suit.
 #[derive(Clone, Copy, PartialEq)]
@@ -29,20 +30,15 @@ impl Suit {
     pub(crate) fn one(self) -> &'static str {
         match self {
             Self::Cups => "golden cup",
-            Self::Swords => "pale sword",
+            Self::Swords => "white sword",
             Self::Coins => "golden coin",
-            Self::Wands => "leafy wand",
+            Self::Wands => "golden wand",
         }
     }
 
-    /// Ground of the suit's panel, and how a caption words it.
-    pub(crate) fn sky(self) -> (Ink, &'static str) {
-        match self {
-            Self::Cups => (CREAM, "a cream sky"),
-            Self::Swords => (RED, "a red sky"),
-            Self::Coins => (PAPER, "a straw-coloured sky"),
-            Self::Wands => (BLACK, "a black sky"),
-        }
+    /// Light on card `rank` (from 0), so that every suit is seen in every light.
+    pub(crate) fn light(self, rank: usize) -> Light {
+        Light::ALL[(rank / 4 + 2 * rank + self as usize) % Light::ALL.len()]
     }
 
     /// Draws the sign, `r` high above and below its middle.
@@ -94,17 +90,16 @@ pub(crate) fn heaven(canvas: &mut Canvas, panel: &Panel, which: usize) -> &'stat
     let (x, y) = (panel.middle.0, panel.top());
     match which % 5 {
         0 => {
-            canvas.draw(star((x, y + 11.0), 9.5, 5.8, 16), GOLD);
-            canvas.draw(disc((x, y + 11.0), 4.6), CREAM);
+            canvas.draw(star((x, y + 12.0), 10.5, 6.2, 10), GOLD);
             "a sun"
         }
         1 => {
-            canvas.draw(crescent((x, y + 11.0), 7.0), CREAM);
-            "a crescent moon"
+            canvas.draw(crescent((x, y + 12.0), 8.5), CREAM);
+            "a moon"
         }
         2 => {
             for dx in [-22.0, 0.0, 22.0] {
-                canvas.draw(star((x + dx, y + 9.0 + f32::abs(dx) / 9.0), 5.2, 2.2, 5), GOLD);
+                canvas.draw(star((x + dx, y + 9.0 + f32::abs(dx) / 9.0), 6.6, 2.9, 5), GOLD);
             }
             "three stars"
         }
@@ -113,14 +108,14 @@ pub(crate) fn heaven(canvas: &mut Canvas, panel: &Panel, which: usize) -> &'stat
                 let cloud = disc((x + dx - 5.0, y + dy), 3.6).or(disc((x + dx, y + dy - 2.0), 4.8));
                 canvas.draw(cloud.or(disc((x + dx + 5.5, y + dy + 0.4), 3.2)), CREAM);
             }
-            "three small clouds"
+            "clouds"
         }
         _ => {
-            for i in 0..7 {
-                let end = around((x, y), 17.0, 0.5 + (i as f32 - 3.0) * 0.06);
-                canvas.fill(&stroke(around((x, y), 5.0, 0.5 + (i as f32 - 3.0) * 0.06), end, 1.3), GOLD);
+            for i in 0..5 {
+                let end = around((x, y), 17.0, 0.5 + (i as f32 - 2.0) * 0.08);
+                canvas.fill(&stroke(around((x, y), 5.0, 0.5 + (i as f32 - 2.0) * 0.08), end, 2.0), GOLD);
             }
-            "rays from above"
+            "rays"
         }
     }
 }
@@ -133,14 +128,14 @@ pub(crate) fn land(canvas: &mut Canvas, panel: &Panel, which: usize) -> &'static
         0 => {
             hill((x - 20.0, y + 1.0), (30.0, 15.0), GOLD);
             hill((x + 22.0, y + 1.0), (34.0, 11.0), PAPER);
-            "rolling hills"
+            Place::Hills.words()
         }
         1 => {
             let peaks =
                 [(-40.0, 1.0), (-24.0, -19.0), (-12.0, -6.0), (4.0, -25.0), (18.0, -8.0), (28.0, -15.0), (40.0, 1.0)];
             let points: Vec<V> = peaks.iter().map(|(dx, dy)| (x + dx, y + dy)).collect();
             canvas.draw(polygon(&points).and(panel.shape()), PAPER);
-            "bare mountains"
+            Place::Mountains.words()
         }
         2 => {
             canvas.draw(slab((x, y - 3.0), (41.0, 7.0), 0.0).and(panel.shape()), RED);
@@ -148,67 +143,39 @@ pub(crate) fn land(canvas: &mut Canvas, panel: &Panel, which: usize) -> &'static
                 let at = x - 32.0 + 16.0 * i as f32;
                 canvas.draw(dome((at, y - 9.5), (6.0, -4.0)).and(panel.shape()), CREAM);
             }
-            "a tiled terrace"
+            Place::Terrace.words()
         }
         _ => {
-            canvas.draw(slab((x, y - 2.0), (41.0, 6.5), 0.0).and(panel.shape()), CREAM);
+            canvas.draw(slab((x, y - 3.0), (41.0, 9.0), 0.0).and(panel.shape()), CREAM);
             for row in 0..2 {
-                for i in 0..6 {
-                    let at = (x - 34.0 + 13.0 * i as f32 + 6.0 * row as f32, y - 5.5 + 4.0 * row as f32);
-                    let wave = disc(at, 2.6).edge(0.8).and(slab((at.0, at.1 - 2.0), (4.0, 2.0), 0.0));
+                for i in 0..4 {
+                    let at = (x - 33.0 + 19.0 * i as f32 + 8.0 * row as f32, y - 5.0 + 5.0 * row as f32);
+                    let wave = disc(at, 4.0).edge(1.6).and(slab((at.0, at.1 - 3.0), (6.0, 3.0), 0.0));
                     canvas.fill(&wave.and(panel.shape()), BLACK);
                 }
             }
-            "still water"
+            Place::Sea.words()
         }
     }
 }
 
-/// Places of `n` signs, as parts of the panel's half sides, and their size.
-fn places(n: usize) -> (Vec<V>, f32) {
-    let rows: &[usize] = match n {
-        1 => &[1],
-        2 => &[1, 1],
-        3 => &[1, 2],
-        4 => &[2, 2],
-        5 => &[2, 1, 2],
-        6 => &[2, 2, 2],
-        7 => &[2, 3, 2],
-        8 => &[3, 2, 3],
-        9 => &[3, 3, 3],
-        _ => &[3, 2, 3, 2],
-    };
-    let size = match n {
-        1 => 25.0,
-        2 | 3 => 19.0,
-        4 | 5 => 15.0,
-        6..=9 => 12.0,
-        _ => 10.0,
-    };
-    let mut places = Vec::new();
-    for (i, &columns) in rows.iter().enumerate() {
-        let y = if rows.len() == 1 { 0.05 } else { -0.5 + 1.1 * i as f32 / (rows.len() - 1) as f32 };
-        for j in 0..columns {
-            let x = if columns == 1 { 0.0 } else { -0.62 + 1.24 * j as f32 / (columns - 1) as f32 };
-            places.push((x, y));
-        }
-    }
-    (places, size)
-}
+const WORDS: [&str; 3] = ["a", "two", "three"];
 
-const WORDS: [&str; 10] = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"];
-
-/// Draws the card of `n` signs; the caption's scene.
+/// Draws the card of rank `n`; the caption's scene. The first three show as many signs; on a small picture more would be
+/// too small, so the others show a large one.
 pub(crate) fn pips(canvas: &mut Canvas, panel: &Panel, suit: Suit, n: usize) -> String {
     let salt = suit as usize;
     let below = land(canvas, panel, n + salt);
     let above = heaven(canvas, panel, n + 2 * salt);
-    let (places, size) = places(n);
-    // Blades are slender.
-    let fit = (panel.half.1 / 70.0).min(1.0) * if suit == Suit::Swords { 1.3 } else { 1.0 };
+    let (places, size): (&[V], f32) = match n {
+        2 => (&[(-0.45, 0.12), (0.45, 0.12)], 21.0),
+        3 => (&[(0.0, -0.28), (-0.5, 0.42), (0.5, 0.42)], 17.0),
+        _ => (&[(0.0, 0.16)], 32.0),
+    };
+    let fit = (panel.half.1 / 58.0).min(1.0) * if suit == Suit::Swords { 1.15 } else { 1.0 };
     for (x, y) in places {
         suit.sign(canvas, (panel.middle.0 + x * panel.half.0, panel.middle.1 + y * panel.half.1), size * fit);
     }
-    let plural = if n == 1 { "" } else { "s" };
-    format!("{} {}{plural} under {above}, {}, {below} below", WORDS[n - 1], suit.one(), suit.sky().1)
+    let (word, plural) = (WORDS.get(n - 1).unwrap_or(&"a"), if matches!(n, 2 | 3) { "s" } else { "" });
+    format!("{word} {}{plural} under {above} {below}", suit.one())
 }
