@@ -31,6 +31,8 @@ use crate::workspace::{Prepared, Workspace};
 const DEAR_SECONDS: f64 = 600.0;
 /// Input that is found damaged when it is about to be read is rebuilt so many times in one run.
 const REPAIRS: usize = 3;
+/// Writing the record of a run under way takes at most about one part in so many of the time.
+const SAVE_SHARE: u32 = 10;
 /// Lines of a log that a report of a failure shows.
 const LOG_LINES: usize = 12;
 
@@ -43,6 +45,8 @@ struct Run<'a> {
     /// Made when the first stage runs: a run that does nothing leaves no record.
     folder: Mutex<Option<RunFolder>>,
     began: Instant,
+    /// When the record was last written on the way, and how long that took.
+    saved: Mutex<Option<(Instant, Duration)>>,
     /// An input was damaged and stepped aside: what made it must run first.
     damaged: AtomicBool,
 }
@@ -69,6 +73,7 @@ pub(crate) fn run(workspace: &Workspace, selection: &Selection, json: bool) -> R
         }),
         folder: Mutex::new(None),
         began,
+        saved: Mutex::new(None),
         damaged: AtomicBool::new(false),
     };
     let mut result = run.stages(selection, &stages);
@@ -231,7 +236,7 @@ impl Run<'_> {
         self.reporter().begins(name, reason, &stage.device, &stage.checked.notes);
         self.note(stage, threads, Status::Interrupted, reason, key, None);
         let folder = self.folder()?;
-        self.save()?;
+        self.save_now_and_then()?;
 
         let began = Instant::now();
         let keep = stage.description.resumable && !forced;
@@ -302,7 +307,7 @@ impl Run<'_> {
         self.amend(name, |record| {
             (record.status, record.digest) = (Status::Made, Some(artifact.manifest.digest));
         });
-        self.save()?;
+        self.save_now_and_then()?;
         links::remove_running(&self.workspace.runs, &self.workspace.recipe.name, name)?;
         let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
         self.reporter().made(name, seconds, &done.summary, &link, &key);
@@ -445,6 +450,18 @@ impl Run<'_> {
                 self.reporter().note(&format!("the report of this run could not be written: {}", why.join("; ")));
             }
         }
+    }
+
+    /// Writes the record unless that was done just before: a run of many short stages would do little else.
+    fn save_now_and_then(&self) -> Result<()> {
+        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
+        if saved.is_some_and(|(at, took)| at.elapsed() < SAVE_SHARE * took) {
+            return Ok(());
+        }
+        let began = Instant::now();
+        self.save()?;
+        *saved = Some((Instant::now(), began.elapsed()));
+        Ok(())
     }
 
     /// Writes the record. A run in which nothing ran is recorded only if it stands for other artifacts than the last.

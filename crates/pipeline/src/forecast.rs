@@ -37,7 +37,7 @@ impl Forecast {
         let (cache, name) = (&workspace.cache, &stage.node.name);
         let before = cache.manifests(name);
         let estimate = estimate(workspace, stage, made, changed).unwrap_or_default();
-        let memory_bytes = last_memory(cache, &workspace.recipe.name, name);
+        let memory_bytes = last_memory(workspace, name);
         let bytes = estimate.bytes.or_else(|| before.first().map(Manifest::bytes));
         Self {
             seconds: seconds(&before, &estimate.items),
@@ -73,7 +73,7 @@ fn estimate(
         return None;
     }
     let (cache, name) = (&workspace.cache, &stage.node.name);
-    let last = |from: &String| last_made(cache, &workspace.recipe.name, from)?.1;
+    let last = |from: &String| last_made(workspace, from)?.1;
     let input = |from: &String| made.get(from).cloned().or_else(|| last(from)).map(|artifact| artifact.path);
     let inputs: Option<BTreeMap<String, PathBuf>> =
         stage.node.inputs.iter().map(|(name, from)| Some((name.clone(), input(from)?))).collect();

@@ -11,7 +11,7 @@ use crate::disk;
 use crate::error::{Error, Result, say};
 use crate::explain::{self, Change};
 use crate::forecast::Forecast;
-use crate::record::last_made;
+use crate::record::last_before;
 use crate::selection::Selection;
 use crate::workspace::{Prepared, Workspace};
 
@@ -63,10 +63,10 @@ pub(crate) fn judge(workspace: &Workspace, stage: &Prepared, made: &BTreeMap<Str
             lost = Some(cache.manifest(name, &key).ok().flatten().map_or(0.0, |manifest| manifest.seconds));
             format!("the earlier artifact is damaged: {why}")
         }
-        Lookup::Absent => match last_made(cache, &workspace.recipe.name, &stage.node.name) {
+        Lookup::Absent => match last_before(workspace, &stage.node.name) {
             None => "no earlier artifact".to_owned(),
-            Some((record, _)) if record.key == material.key() => "the earlier artifact was removed".to_owned(),
-            Some((record, _)) => match cache.manifest(&stage.node.name, &record.key) {
+            Some(record) if record.key == material.key() => "the earlier artifact was removed".to_owned(),
+            Some(record) => match cache.manifest(&stage.node.name, &record.key) {
                 Ok(Some(manifest)) => {
                     changes = explain::changes(workspace, name, &manifest.material, &material);
                     explain::sentence(&changes)

@@ -1,7 +1,9 @@
 //! `run.json`: what ran, why, how long, with which artifacts.
 
 use serde::{Deserialize, Serialize};
-use store::{Artifact, Cache, Digest, Lookup};
+use store::{Artifact, Digest, Lookup};
+
+use crate::workspace::Workspace;
 
 /// Version of the record.
 pub(crate) const SCHEMA: u32 = 1;
@@ -68,20 +70,27 @@ impl Status {
 }
 
 /// Peak memory of a stage the last time it was measured.
-pub(crate) fn last_memory(cache: &Cache, recipe: &str, stage: &str) -> Option<u64> {
-    let records = cache.run_records::<RunRecord>(recipe).flat_map(|run| run.stages);
+pub(crate) fn last_memory(workspace: &Workspace, stage: &str) -> Option<u64> {
+    let records = workspace.history().iter().flat_map(|run| &run.stages);
     records
         .filter(|record| record.stage == stage && record.status == Status::Made)
         .find_map(|record| record.memory_bytes)
 }
 
-/// The newest record of a stage in a recipe's runs that left an artifact, with the artifact if it is still whole.
-pub(crate) fn last_made(cache: &Cache, recipe: &str, stage: &str) -> Option<(StageRecord, Option<Artifact>)> {
-    let record = cache
-        .run_records::<RunRecord>(recipe)
+/// The newest record of a stage in the runs before this command that left an artifact.
+pub(crate) fn last_before<'w>(workspace: &'w Workspace, stage: &str) -> Option<&'w StageRecord> {
+    let mut records = workspace.history().iter().flat_map(|run| &run.stages);
+    records.find(|record| record.stage == stage && record.digest.is_some())
+}
+
+/// The newest record of a stage in the recipe's runs that left an artifact, with the artifact if it is still whole.
+pub(crate) fn last_made(workspace: &Workspace, stage: &str) -> Option<(StageRecord, Option<Artifact>)> {
+    let record = workspace
+        .cache
+        .run_records::<RunRecord>(&workspace.recipe.name)
         .flat_map(|run| run.stages)
         .find(|record| record.stage == stage && record.digest.is_some())?;
-    let artifact = match cache.artifact(stage, &record.key) {
+    let artifact = match workspace.cache.artifact(stage, &record.key) {
         Lookup::Hit(artifact) => Some(*artifact),
         Lookup::Absent | Lookup::Broken(_) => None,
     };

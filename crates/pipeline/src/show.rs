@@ -33,7 +33,7 @@ pub(crate) fn current(workspace: &Workspace) -> Result<Vec<Current>> {
         .nodes()
         .filter(|node| selection.all.contains(&node.name))
         .map(|node| {
-            let last = last_made(&workspace.cache, &workspace.recipe.name, &node.name);
+            let last = last_made(workspace, &node.name);
             let now = fresh.iter().find(|artifact| artifact.manifest.stage == node.name).cloned();
             let (record, old) = last.map_or((None, None), |(record, artifact)| (Some(record), artifact));
             Current { stage: node.name.clone(), fresh: now.is_some(), artifact: now.or(old), record }

@@ -41,7 +41,7 @@ fn stage(workspace: &Workspace, name: &str, json: bool) -> Result<String> {
             continue;
         }
         let changes = if let State::ToRun { changes, .. } = state { changes.as_slice() } else { &[] };
-        let last = last_made(&workspace.cache, &workspace.recipe.name, &prepared.node.name).map(|(record, _)| record);
+        let last = last_made(workspace, &prepared.node.name).map(|(record, _)| record);
         if json {
             list.push(json!({
                 "stage": prepared.node.name, "state": word(state), "reason": reason(state), "changes": changes,

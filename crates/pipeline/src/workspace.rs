@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use serde_json::{Map, Value};
 use spec::graph::{Kinds, Node};
@@ -11,6 +12,7 @@ use store::Cache;
 
 use crate::error::{Error, Result};
 use crate::programs::{Program, at_source};
+use crate::record::RunRecord;
 use crate::sources::{Finder, Found};
 
 /// The graph for recipes that have none near them.
@@ -40,6 +42,8 @@ pub(crate) struct Workspace {
     pub(crate) cache: Cache,
     /// Folder of the links that people follow.
     pub(crate) runs: PathBuf,
+    /// See [`Workspace::history`].
+    history: OnceLock<Vec<RunRecord>>,
 }
 
 /// A stage that is ready to be planned.
@@ -92,6 +96,11 @@ pub(crate) fn cache_folder(asked: Option<&Path>) -> PathBuf {
 }
 
 impl Workspace {
+    /// Records of the runs before this command, newest first, read once.
+    pub(crate) fn history(&self) -> &[RunRecord] {
+        self.history.get_or_init(|| self.cache.run_records(&self.recipe.name).collect())
+    }
+
     pub(crate) fn open(options: Options) -> Result<Self> {
         let current = std::env::current_dir()?;
         let recipe = Recipe::read(&options.recipe, &options.overrides)?;
@@ -100,7 +109,7 @@ impl Workspace {
         let graph = graph.restricted_to(|stage| recipe.stages.contains_key(stage));
         let cache = Cache::open(&cache_folder(options.cache.as_deref()))?.hold();
         let runs = options.runs.clone().unwrap_or_else(|| PathBuf::from("runs"));
-        Ok(Self { options, recipe, graph, cache, runs })
+        Ok(Self { options, recipe, graph, cache, runs, history: OnceLock::new() })
     }
 
     /// Finds and asks the programs of `stages`, and holds their kinds against the graph's edges.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::project::{small, tiny_flux};
-use crate::support::{Sandbox, finish, workspace};
+use crate::support::{Sandbox, finish, kill_tree, workspace};
 
 /// Relative path → contents, for every file of a published artifact but its manifest.
 fn contents(root: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -144,14 +144,6 @@ fn has_checkpoint(work: &Path) -> bool {
         fs_err::read_dir(key.path().join("out"))
             .is_ok_and(|files| files.flatten().any(|file| file.file_name().to_string_lossy().starts_with("epoch_")))
     })
-}
-
-/// SIGKILL to a process and its children.
-fn kill_tree(pid: u32) {
-    let children = fs_err::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    for id in std::iter::once(pid.to_string()).chain(children.split_whitespace().map(str::to_owned)) {
-        finish(std::process::Command::new("kill").args(["-KILL", &id]));
-    }
 }
 
 #[test]

@@ -106,3 +106,11 @@ pub(crate) fn finish(command: &mut Command) -> Finished {
         stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
 }
+
+/// SIGKILL to a process and its children.
+pub(crate) fn kill_tree(pid: u32) {
+    let children = fs_err::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    for id in std::iter::once(pid.to_string()).chain(children.split_whitespace().map(str::to_owned)) {
+        finish(Command::new("kill").args(["-KILL", &id]));
+    }
+}
