@@ -10,10 +10,12 @@ fn main() {
 
     let mut build = cc::Build::new();
     build.cpp(true).std("c++17").warnings(false).define("_GLIBCXX_USE_CXX11_ABI", "1");
+    // Gloo is the backend that libtorch has on every platform; `cc/gloo` stands in for the headers it does not ship.
+    build.define("USE_DISTRIBUTED", None).define("USE_C10D_GLOO", None).include("cc");
     for folder in [include.clone(), include.join("torch/csrc/api/include")] {
         build.flag("-isystem").flag(folder);
     }
-    build.files(["cc/autograd.cc", "cc/device.cc", "cc/ops.cc"]).compile("torch_shim");
+    build.files(["cc/autograd.cc", "cc/c10d.cc", "cc/device.cc", "cc/ops.cc", "cc/storage.cc"]).compile("torch_shim");
 
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=torch_cpu");

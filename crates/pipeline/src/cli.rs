@@ -20,6 +20,7 @@ Examples:
   pipeline plan recipes/tarot.toml                    what would run, and why
   pipeline run recipes/tarot.toml                     run what is not cached
   pipeline run recipes/tarot.toml --device cuda       on a GPU
+  pipeline run recipes/tarot.toml --ranks 2           train as two processes, to the same numbers
   pipeline run recipes/tarot.toml --set train.step_scheduler.max_steps=20
   pipeline run recipes/tarot.toml --from train        leave what comes before as it is
   pipeline run recipes/tarot.toml --force generate    run it although it is cached
@@ -91,12 +92,15 @@ struct Resources {
     /// cpu, cuda or cuda:N [default: the recipe's, else cpu]
     #[arg(long)]
     device: Option<String>,
-    /// CPU threads of a stage [default: the recipe's, else all cores, shared by stages that run at the same time]
+    /// CPU threads of a stage, all its ranks together [default: the recipe's, else all cores, shared by stages that run at the same time]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     threads: Option<u32>,
     /// Stages that run at the same time at most [default: as many as threads and devices allow]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     jobs: Option<u32>,
+    /// Processes that share the work of a stage which can [default: the recipe's, else 1]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    ranks: Option<u32>,
 }
 
 #[derive(Debug, Args)]
@@ -300,6 +304,7 @@ fn options(common: &Common, resources: Option<&Resources>) -> Options {
         device: resources.and_then(|resources| resources.device.clone()),
         threads: resources.and_then(|resources| resources.threads).map(|threads| threads as usize),
         jobs: resources.and_then(|resources| resources.jobs).map(|jobs| jobs as usize),
+        ranks: resources.and_then(|resources| resources.ranks).map(|ranks| ranks as usize),
         update: common.update,
         repair: false,
     }

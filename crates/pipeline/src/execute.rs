@@ -134,7 +134,7 @@ impl Run<'_> {
                 }
                 let mut left = ready.len();
                 for (stage, material, reason) in std::mem::take(&mut ready) {
-                    let share = if failed.is_some() { None } else { pool.take(stage.threads, &stage.device, left) };
+                    let share = if failed.is_some() { None } else { pool.take(stage.resources.threads, &stage.resources.device, left) };
                     left -= 1;
                     let Some(share) = share else {
                         ready.push((stage, material, reason));
@@ -233,7 +233,7 @@ impl Run<'_> {
             return Ok((*artifact, false));
         }
         self.check_inputs(stage, made)?;
-        self.reporter().begins(name, reason, &stage.device, &stage.checked.notes);
+        self.reporter().begins(name, reason, &stage.resources, &stage.checked.notes);
         self.note(stage, threads, Status::Interrupted, reason, key, None);
         let folder = self.folder()?;
         self.save_now_and_then()?;
@@ -246,9 +246,15 @@ impl Run<'_> {
         let log = folder.path.join(format!("{name}.log"));
         let request = request::new(self.workspace, stage, threads, &key, made, &staging, forced);
         let request_file = spawn::request_path(&staging.out);
-        let ended = spawn::run(&stage.program.path, &request, &request_file, &log, &lock, &self.interrupt, |event| {
-            self.reporter().event(name, event);
-        })?;
+        let start = spawn::Start {
+            program: &stage.program.path,
+            request: &request,
+            request_file: &request_file,
+            log: &log,
+            lock: &lock,
+            ranks: stage.resources.ranks,
+        };
+        let ended = spawn::run(&start, &self.interrupt, |event| self.reporter().event(name, event))?;
         let seconds = began.elapsed().as_secs_f64();
         self.amend(name, |record| {
             (record.seconds, record.rejected) = (seconds, ended.rejected);
@@ -407,8 +413,9 @@ impl Run<'_> {
             digest,
             started: clock::now(),
             seconds: 0.0,
-            device: stage.device.clone(),
+            device: stage.resources.device.clone(),
             threads,
+            ranks: stage.resources.ranks,
             notes: stage.checked.notes.clone(),
             warnings: Vec::new(),
             memory_bytes: None,

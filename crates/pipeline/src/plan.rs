@@ -172,7 +172,8 @@ fn as_json(workspace: &Workspace, stages: &[Prepared], states: &[State], forecas
         let manifest = if let State::Cached { artifact } = state { Some(&artifact.manifest) } else { None };
         json!({
             "stage": stage.node.name, "state": word.replace(' ', "_"), "reason": reason, "changes": changes, "key": key,
-            "device": stage.device, "notes": stage.checked.notes, "forecast": forecast,
+            "device": stage.resources.device, "ranks": stage.resources.ranks, "notes": stage.checked.notes,
+            "forecast": forecast,
             "ledger": manifest.map(|manifest| &manifest.ledger), "summary": manifest.map(|manifest| &manifest.summary),
         })
     };

@@ -14,6 +14,7 @@ use stage::Event;
 
 use crate::clock::told;
 use crate::error::say;
+use crate::resources::Resources;
 
 /// Without a terminal, a phase that takes long gets one line per interval.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -73,11 +74,13 @@ impl Reporter {
     }
 
     /// A stage begins.
-    pub(crate) fn begins(&mut self, stage: &str, reason: &str, device: &str, notes: &[String]) {
+    pub(crate) fn begins(&mut self, stage: &str, reason: &str, resources: &Resources, notes: &[String]) {
         self.running.insert(stage.to_owned(), Running::default());
-        let text = format!("{stage:w$}  running  {reason}", w = self.width);
+        let Resources { device, ranks, .. } = resources;
+        let shared = if *ranks > 1 { format!("; on {ranks} ranks") } else { String::new() };
+        let text = format!("{stage:w$}  running  {reason}{shared}", w = self.width);
         self.aside(&text, || {
-            json!({"event": "stage", "stage": stage, "status": "running", "reason": reason, "device": device, "notes": notes})
+            json!({"event": "stage", "stage": stage, "status": "running", "reason": reason, "device": device, "ranks": ranks, "notes": notes})
         });
         if !matches!(self.mode, Mode::Json) {
             let (shown, more) = notes.split_at(notes.len().min(NOTES_SHOWN));

@@ -36,6 +36,9 @@ pub(crate) struct StageRecord {
     pub(crate) seconds: f64,
     pub(crate) device: String,
     pub(crate) threads: usize,
+    /// Processes that shared the work.
+    #[serde(default = "one")]
+    pub(crate) ranks: usize,
     /// Settings without effect.
     pub(crate) notes: Vec<String>,
     pub(crate) warnings: Vec<String>,
@@ -46,6 +49,10 @@ pub(crate) struct StageRecord {
     pub(crate) rejected: u64,
     /// What went wrong, if it failed.
     pub(crate) error: Option<String>,
+}
+
+fn one() -> usize {
+    1
 }
 
 /// What became of a stage.

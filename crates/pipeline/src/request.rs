@@ -34,8 +34,8 @@ pub(crate) fn new(
         scratch: staging.scratch.clone(),
         previous: if forced { Vec::new() } else { previous(cache, &stage.node.name, stage.description.version, key) },
         memo: Some(cache.memo().folder().to_owned()),
-        device: stage.device.clone(),
-        threads,
+        device: stage.resources.device.clone(),
+        threads: (threads / stage.resources.ranks).max(1),
     }
 }
 

@@ -1,12 +1,8 @@
-//! One stage process: started, listened to, ended. Knows neither keys nor artifacts.
+//! One run of a stage program: started, listened to, judged by what it said and how it ended. Knows neither keys nor artifacts.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::process::CommandExt;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::ExitStatus;
 
 use serde_json::Value;
 use spec::Problem;
@@ -15,6 +11,7 @@ use store::Lock;
 
 use crate::error::Result;
 use crate::programs::ended;
+use crate::ranks::{self, End, Team};
 use crate::signals::Interrupt;
 
 /// What a good stage said at its end.
@@ -40,50 +37,43 @@ pub(crate) struct Ended {
     pub(crate) rejected: u64,
     /// Done and total of the last phase, when the total was known.
     pub(crate) progress: Option<(u64, u64)>,
-    /// Peak of the process's resident memory, as last seen.
+    /// Peak of the resident memory, as last seen, of all its processes together.
     pub(crate) memory_bytes: Option<u64>,
 }
 
-/// Runs a stage program to its end; `on_event` sees each event as it comes. It holds `lock` as long as it lives.
-pub(crate) fn run(
-    program: &Path,
-    request: &RunRequest,
-    request_file: &Path,
-    log: &Path,
-    lock: &Lock,
-    interrupt: &Interrupt,
-    mut on_event: impl FnMut(&Event),
-) -> Result<Ended> {
-    fs_err::write(request_file, serde_json::to_vec_pretty(request).map_err(std::io::Error::from)?)?;
-    let log_file = fs_err::File::create(log)?;
-    let started = Command::new(program)
-        .args(["run", "--request"])
-        .arg(request_file)
-        .stdin(lock.as_stdin()?)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::from(log_file.try_clone()?.into_parts().0))
-        // Its own group: a terminal's ctrl-C comes to the runner alone, which passes it on once.
-        .process_group(0)
-        .spawn();
-    let mut child = match started {
-        Ok(child) => child,
+/// A piece of work to start.
+pub(crate) struct Start<'a> {
+    pub(crate) program: &'a Path,
+    pub(crate) request: &'a RunRequest,
+    /// Where the request is written.
+    pub(crate) request_file: &'a Path,
+    pub(crate) log: &'a Path,
+    /// Held by the processes as long as they live.
+    pub(crate) lock: &'a Lock,
+    /// Processes that share the work.
+    pub(crate) ranks: usize,
+}
+
+/// Runs a stage program to its end; `on_event` sees each event as it comes.
+pub(crate) fn run(start: &Start<'_>, interrupt: &Interrupt, mut on_event: impl FnMut(&Event)) -> Result<Ended> {
+    fs_err::write(start.request_file, serde_json::to_vec_pretty(start.request).map_err(std::io::Error::from)?)?;
+    let log = fs_err::File::create(start.log)?;
+    let mut team = match Team::start(start, &log)? {
+        Ok(team) => team,
         Err(error) => {
-            let problem = Problem::new(format!("`{}` cannot be started: {error}", program.display()));
+            let problem = Problem::new(format!("`{}` cannot be started: {error}", start.program.display()));
             let outcome = Err(Failed { problem, exit: Exit::Failed });
             return Ok(Ended { outcome, warnings: Vec::new(), rejected: 0, progress: None, memory_bytes: None });
         }
     };
-    interrupt.watch(child.id());
-    let (mut last, mut warnings, mut rejected, mut progress) = (None, Vec::new(), 0, None);
-    let id = child.id();
-    let mut memory_bytes = None;
-    let watch = || memory_bytes = peak_memory(id).or(memory_bytes);
-    let status = listen(&mut child, watch, |line| match serde_json::from_slice::<Event>(line) {
+    interrupt.watch(team.group());
+    let (mut last, mut warnings, mut rejected, mut progress) = (vec![None; start.ranks], Vec::new(), 0, None);
+    let ends = team.listen(|rank, line| match serde_json::from_slice::<Event>(line) {
         Ok(event) => {
             match &event {
                 Event::Warning { message } => warnings.push(message.clone()),
                 Event::Rejected { .. } => rejected += 1,
-                Event::Done { .. } | Event::Failed { .. } => last = Some(event.clone()),
+                Event::Done { .. } | Event::Failed { .. } => last[rank] = Some(event.clone()),
                 Event::Progress { done, total, .. } => progress = total.map(|total| (*done, total)),
                 Event::Metric { .. } | Event::Output { .. } => {}
             }
@@ -91,67 +81,43 @@ pub(crate) fn run(
         }
         // A library of the stage printed something: it belongs to the log.
         Err(_) => {
-            let _ = (&log_file).write_all(line).and_then(|()| (&log_file).write_all(b"\n"));
+            let _ = (&log).write_all(&[&ranks::tag(rank, start.ranks), line, b"\n"].concat());
         }
     });
-    interrupt.forget(child.id());
-    let outcome = judge(program, last, status?);
+    interrupt.forget(team.group());
+    let (outcome, memory_bytes) = (judge_all(start, last, ends?), team.memory());
     Ok(Ended { outcome, warnings, rejected, progress, memory_bytes })
 }
 
-/// How often a process is looked at.
-const WATCH: Duration = Duration::from_millis(100);
-
-/// Peak of a living process's resident memory, as Linux tells.
-fn peak_memory(id: u32) -> Option<u64> {
-    let text = fs_err::read_to_string(format!("/proc/{id}/status")).ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
-}
-
-/// Feeds each line of the child's standard output to `on_line` until the child is gone; calls `watch` now and then.
-fn listen(child: &mut Child, mut watch: impl FnMut(), mut on_line: impl FnMut(&[u8])) -> Result<ExitStatus> {
-    let (send, lines) = mpsc::channel::<Vec<u8>>();
-    if let Some(stdout) = child.stdout.take() {
-        thread::Builder::new().name("events".to_owned()).spawn(move || {
-            for line in BufReader::new(stdout).split(b'\n').map_while(std::result::Result::ok) {
-                if !line.is_empty() && send.send(line).is_err() {
-                    break;
-                }
-            }
-        })?;
-    } else {
-        drop(send);
+/// One word for all ranks: that of the first, if all went well; else the failure that the others followed from.
+fn judge_all(start: &Start<'_>, last: Vec<Option<Event>>, ends: Vec<End>) -> std::result::Result<Done, Failed> {
+    let name = start.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let (mut done, mut failures) = (None, Vec::new());
+    for (rank, (last, end)) in last.into_iter().zip(ends).enumerate() {
+        let name = if start.ranks == 1 { format!("`{name}`") } else { format!("`{name}`, rank {rank} of {},", start.ranks) };
+        // Only the first rank says that all is done.
+        let silent = rank > 0 && last.is_none() && end.status.success();
+        match judge(&name, last, end.status) {
+            Ok(word) if rank == 0 => done = Some(word),
+            Ok(_) => {}
+            Err(_) if silent => {}
+            // A rank that lost another one, or was ended for it, is not where it began.
+            Err(failed) => failures.push((end.ended_by_us, failed.exit == Exit::Lost, end.order, failed)),
+        }
     }
-    watch();
-    let mut seen = Instant::now();
-    loop {
-        match lines.recv_timeout(WATCH) {
-            Ok(line) => {
-                if seen.elapsed() >= WATCH {
-                    watch();
-                    seen = Instant::now();
-                }
-                on_line(&line);
-            }
-            Err(RecvTimeoutError::Disconnected) => return Ok(child.wait()?),
-            Err(RecvTimeoutError::Timeout) => {
-                watch();
-                // A process that the stage left behind may hold the pipe open.
-                if let Some(status) = child.try_wait()? {
-                    while let Ok(line) = lines.recv_timeout(Duration::from_millis(100)) {
-                        on_line(&line);
-                    }
-                    return Ok(status);
-                }
-            }
+    failures.sort_by_key(|(ended_by_us, lost, order, _)| (*ended_by_us, *lost, *order));
+    match (failures.into_iter().next(), done) {
+        (Some((.., failed)), _) => Err(failed),
+        (None, Some(done)) => Ok(done),
+        (None, None) => {
+            let problem = Problem::new(format!("`{name}` ended without a word of its first rank"));
+            Err(Failed { problem, exit: Exit::Failed })
         }
     }
 }
 
 /// The stage's last word and its exit status must agree.
-fn judge(program: &Path, last: Option<Event>, status: ExitStatus) -> std::result::Result<Done, Failed> {
-    let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+fn judge(name: &str, last: Option<Event>, status: ExitStatus) -> std::result::Result<Done, Failed> {
     let failed = |message: String, help: Option<&str>| {
         let problem = Problem::new(message);
         let problem = match help {
@@ -163,11 +129,11 @@ fn judge(program: &Path, last: Option<Event>, status: ExitStatus) -> std::result
     match last {
         Some(Event::Done { summary, ledger, info }) if status.success() => Ok(Done { summary, ledger, info }),
         Some(Event::Done { .. }) => {
-            failed(format!("`{name}` said that it was done, but then ended with {}", ended(status)), None)
+            failed(format!("{name} said that it was done, but then ended with {}", ended(status)), None)
         }
         Some(Event::Failed { problem, exit }) => Err(Failed { problem, exit: Exit::from_code(exit) }),
         _ if status.success() => failed(
-            format!("`{name}` ended without saying `done`"),
+            format!("{name} ended without saying `done`"),
             Some("the last line of a stage must be a `done` event"),
         )
         .map_err(|failed: Failed| Failed { exit: Exit::Failed, ..failed }),
@@ -175,7 +141,7 @@ fn judge(program: &Path, last: Option<Event>, status: ExitStatus) -> std::result
             use std::os::unix::process::ExitStatusExt;
             let help =
                 (status.signal() == Some(9)).then_some("the system kills a process like this when memory runs out");
-            failed(format!("`{name}` crashed: {}", ended(status)), help)
+            failed(format!("{name} crashed: {}", ended(status)), help)
         }
     }
 }

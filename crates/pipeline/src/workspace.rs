@@ -13,6 +13,7 @@ use store::Cache;
 use crate::error::{Error, Result};
 use crate::programs::{Program, at_source};
 use crate::record::RunRecord;
+use crate::resources::Resources;
 use crate::sources::{Finder, Found};
 
 /// The graph for recipes that have none near them.
@@ -29,6 +30,7 @@ pub(crate) struct Options {
     pub(crate) threads: Option<usize>,
     /// Stages that run at the same time at most.
     pub(crate) jobs: Option<usize>,
+    pub(crate) ranks: Option<usize>,
     pub(crate) update: bool,
     /// Read every file again, and rebuild what is damaged however long that takes.
     pub(crate) repair: bool,
@@ -56,8 +58,7 @@ pub(crate) struct Prepared {
     pub(crate) table: Map<String, Value>,
     pub(crate) checked: Checked,
     pub(crate) sources: Vec<Found>,
-    pub(crate) device: String,
-    pub(crate) threads: Threads,
+    pub(crate) resources: Resources,
 }
 
 /// CPU threads of a stage.
@@ -149,7 +150,7 @@ impl Workspace {
             let Some((program, description)) = described.remove(&node.name) else { continue };
             let mut table = self.recipe.table(&self.graph, &node.name);
             let before = mistakes.len();
-            let (device, threads) = self.take_resources(node, &description, &mut table, &mut mistakes);
+            let resources = Resources::take(self, node, &description, &mut table, &mut mistakes);
             if mistakes.len() > before {
                 exits.push(Exit::Recipe);
             }
@@ -161,8 +162,7 @@ impl Workspace {
                 table,
                 checked,
                 sources,
-                device,
-                threads,
+                resources,
             });
         }
         let answers = together(&drafts, |draft| self.check(draft));
@@ -201,7 +201,7 @@ impl Workspace {
             return Ok(Checked { problems, exit: Some(Exit::Recipe.code()), ..Checked::default() });
         }
         let inputs = stage.node.inputs.keys().cloned().collect();
-        let request = CheckRequest { inputs, ..CheckRequest::new(value, &self.recipe.base_dir) };
+        let request = CheckRequest { inputs, ranks: stage.resources.ranks, ..CheckRequest::new(value, &self.recipe.base_dir) };
         stage.program.check(&self.cache, &stage.node.name, &request)
     }
 
@@ -240,58 +240,5 @@ impl Workspace {
         ))
         .help(format!("add a table `[{stage}]`"));
         self.recipe.locate(&self.graph, needed_by, &problem)
-    }
-
-    /// Device and threads: the command line's, else the stage's own, else the graph's, else the recipe's, else `cpu` and a share of all cores.
-    fn take_resources(
-        &self,
-        node: &Node,
-        description: &Description,
-        table: &mut Map<String, Value>,
-        mistakes: &mut Vec<Mistake>,
-    ) -> (String, Threads) {
-        let own = |name: &str| {
-            [&description.parameters, &description.settings]
-                .iter()
-                .any(|schema| schema["properties"].get(name).is_some())
-        };
-        let mut refuse = |field: &str, message: String, help: &str| {
-            let problem = spec::Problem::new(message).field(field).help(help);
-            mistakes.push(self.recipe.locate(&self.graph, &node.name, &problem));
-        };
-        let mut take = |name: &str| if own(name) { None } else { table.remove(name) };
-
-        let mut for_stage = None;
-        match take("device") {
-            None => {}
-            Some(Value::String(device)) => for_stage = Some(device),
-            Some(_) => refuse("device", "`device` must be a string".to_owned(), "write `cpu`, `cuda` or `cuda:N`"),
-        }
-        let asked = self.options.device.clone().or_else(|| for_stage.clone()).or_else(|| self.recipe.device.clone());
-        let device = asked.unwrap_or_else(|| "cpu".to_owned());
-        let kind = device.split(':').next().unwrap_or_default();
-        let numbered = device.strip_prefix("cuda:").is_none_or(|number| number.parse::<u32>().is_ok());
-        if !matches!(kind, "cpu" | "cuda") || !numbered || device.starts_with("cpu:") {
-            refuse("device", format!("`{device}` is no device"), "write `cpu`, `cuda` or `cuda:N`");
-        }
-        let can = description.devices.iter().any(|able| able == kind);
-        if !can && matches!(kind, "cpu" | "cuda") && for_stage.as_ref() == Some(&device) {
-            let help = format!("it can use: {}", description.devices.join(", "));
-            refuse("device", format!("`{}` cannot run on `{device}`", node.name), &help);
-        }
-        // A device for the whole recipe is meant for the stages that can use it.
-        let device = if can { device } else { "cpu".to_owned() };
-
-        let mut threads = None;
-        match take("threads").map(|value| value.as_u64().filter(|n| *n > 0)) {
-            None => {}
-            Some(Some(number)) => threads = Some(number),
-            Some(None) => {
-                refuse("threads", "`threads` must be an integer > 0".to_owned(), "leave it out for all cores");
-            }
-        }
-        let asked = threads.or(node.threads).or(self.recipe.threads).map(|n| usize::try_from(n).unwrap_or(usize::MAX));
-        let threads = self.options.threads.or(asked).map_or(Threads::Share, Threads::Asked);
-        (device, threads)
     }
 }

@@ -1,8 +1,10 @@
-//! The vocabulary: recipe, graph, buckets, problems. Knows no files but text, no tensors, no processes.
+//! The vocabulary: recipe, graph, buckets, ranks and their mesh, problems. Knows no files but text, no tensors, no processes.
 
 pub mod bucket;
 pub mod glob;
 pub mod graph;
+mod launch;
+pub mod mesh;
 mod mistake;
 mod problem;
 pub mod recipe;
@@ -12,6 +14,8 @@ mod text;
 
 pub use bucket::Bucket;
 pub use graph::Graph;
+pub use launch::{Launch, Meeting, VARIABLES};
+pub use mesh::Mesh;
 pub use mistake::{Mistake, Mistakes};
 pub use problem::Problem;
 pub use recipe::Recipe;

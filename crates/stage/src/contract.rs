@@ -52,6 +52,11 @@ pub struct Description {
     /// Whether it answers `estimate`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub estimates: bool,
+    /// Those of its devices on which one run may be several processes, started at once with the same request and, in their
+    /// environment, `RANK`, `WORLD_SIZE`, `LOCAL_RANK`, `LOCAL_WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`, as `torchrun`
+    /// does. Only rank 0 reports progress; every rank reports its failure.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ranks: Vec<String>,
 }
 
 /// What `pipeline-<verb> check --request FILE` reads.
@@ -67,12 +72,15 @@ pub struct CheckRequest {
     /// The inputs that it will be given.
     #[serde(default)]
     pub inputs: BTreeSet<String>,
+    /// Processes that it will run as. The answer's `key` must not depend on it.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    pub ranks: usize,
 }
 
 impl CheckRequest {
     /// A question about `parameters` of a stage that is given no inputs.
     pub fn new(parameters: Value, base_dir: impl Into<PathBuf>) -> Self {
-        Self { contract: CONTRACT, parameters, base_dir: base_dir.into(), inputs: BTreeSet::new() }
+        Self { contract: CONTRACT, parameters, base_dir: base_dir.into(), inputs: BTreeSet::new(), ranks: 1 }
     }
 }
 
@@ -307,6 +315,15 @@ impl Ledger {
     pub fn balances(&self) -> bool {
         self.taken == self.out + self.rejected + self.held
     }
+}
+
+fn one() -> usize {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+fn is_one(ranks: &usize) -> bool {
+    *ranks == 1
 }
 
 /// JSON has no NaN: `serde_json` writes `null` for it, and this reads it back.

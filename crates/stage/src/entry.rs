@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use spec::Problem;
+use spec::{Launch, Problem};
 
 use crate::parameters::parse;
 use crate::{
@@ -80,8 +80,17 @@ fn estimate<S: Stage>(request: EstimateRequest) -> Result<Estimate, Failure> {
     S::estimate(&parameters, &request)
 }
 
+/// Which rank of a run this process is, by its environment; alone if nobody says so.
+pub fn launch() -> Result<Launch, Failure> {
+    Launch::read(|name| std::env::var(name).ok()).map_err(|problem| Failure::new(Exit::Usage, problem))
+}
+
 fn run<S: Stage>(description: &Description, request: RunRequest) -> Exit {
-    let events = match Events::stdout() {
+    let launch = match launch() {
+        Ok(launch) => launch,
+        Err(failure) => return complain(&failure),
+    };
+    let events = match Events::stdout(launch.rank == 0) {
         Ok(events) => events,
         Err(error) => return complain(&error.into()),
     };
@@ -97,7 +106,10 @@ fn run<S: Stage>(description: &Description, request: RunRequest) -> Exit {
             events.send(&Event::Done { summary, ledger, info });
             Exit::Ok
         }
-        Err(Failure { problem, exit }) => {
+        Err(Failure { mut problem, exit }) => {
+            if launch.world > 1 && !problem.message.starts_with(&launch.title()) {
+                problem.message = format!("{}: {}", launch.title(), problem.message);
+            }
             log(&format!("error: {}\n", problem.message));
             events.send(&Event::Failed { problem, exit: exit.code() });
             exit

@@ -16,6 +16,8 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub struct Events {
     sink: Arc<Mutex<Sink>>,
+    /// Whether anything but a failure is told: one rank speaks for all.
+    speaks: bool,
     stop: Arc<AtomicBool>,
 }
 
@@ -28,8 +30,9 @@ struct Sink {
 
 impl Events {
     /// Events on standard output, stopped by SIGINT and SIGTERM; a second signal ends the process at once.
-    pub(crate) fn stdout() -> io::Result<Self> {
-        let events = Self::to(Box::new(io::stdout()));
+    /// Unless this process `speaks`, only its failure is sent.
+    pub(crate) fn stdout(speaks: bool) -> io::Result<Self> {
+        let events = Self { speaks, ..Self::to(Box::new(io::stdout())) };
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
             signal_hook::flag::register_conditional_shutdown(
                 signal,
@@ -45,6 +48,7 @@ impl Events {
     pub fn to(out: Box<dyn Write + Send>) -> Self {
         Self {
             sink: Arc::new(Mutex::new(Sink { out, last: None, pending: None })),
+            speaks: true,
             stop: Arc::new(AtomicBool::new(false)),
         }
     }
@@ -117,6 +121,9 @@ impl Events {
     }
 
     fn write(&self, sink: &mut Sink, event: &Event) {
+        if !self.speaks && !matches!(event, Event::Failed { .. }) {
+            return;
+        }
         // Non-finite metrics have no JSON form; serde_json writes them as `null`, which the reader takes for NaN.
         let written = serde_json::to_vec(event).map_err(io::Error::from).and_then(|mut line| {
             line.push(b'\n');
@@ -176,6 +183,16 @@ mod tests {
         assert!(seen.len() < 20, "{seen:?}");
         assert_eq!(seen[seen.len() - 3..], [49, 1, 2]);
         assert!(matches!(out.events().last(), Some(Event::Warning { .. })));
+    }
+
+    #[test]
+    fn a_rank_that_does_not_speak_tells_its_failure_only() {
+        let out = Shared::default();
+        let events = Events { speaks: false, ..Events::to(Box::new(out.clone())) };
+        events.progress("a", 1, Some(2), "rows", None);
+        events.warning("as every rank");
+        events.send(&Event::Failed { problem: spec::Problem::new("x"), exit: 1 });
+        assert!(matches!(out.events().as_slice(), [Event::Failed { .. }]));
     }
 
     #[test]

@@ -24,6 +24,8 @@ pub enum Exit {
     Io = 6,
     /// The Hub cannot be reached or refuses.
     Hub = 7,
+    /// Another rank of the same run is gone or hangs: the consequence of some other failure.
+    Lost = 8,
     /// A broken invariant of the program itself.
     Bug = 101,
     /// Stopped by SIGINT or SIGTERM.
@@ -41,6 +43,7 @@ impl Exit {
         (Self::Numbers, "a number became infinite or not a number"),
         (Self::Io, "the file system failed: disk full, no permission"),
         (Self::Hub, "the Hub cannot be reached or refuses"),
+        (Self::Lost, "a rank of a distributed run was lost"),
         (Self::Bug, "a bug in a program of ours"),
         (Self::Interrupted, "interrupted; what was finished is kept"),
     ];

@@ -13,7 +13,7 @@ mod source;
 
 pub use colour::Colour;
 pub use contract::*;
-pub use entry::entry;
+pub use entry::{entry, launch};
 pub use events::Events;
 pub use failure::{Exit, Failure};
 
@@ -33,6 +33,11 @@ pub trait Stage: Sized {
 
     /// What the stage is; [`entry()`] adds the schemas.
     fn describe() -> About;
+
+    /// Devices on which one run may be several processes (ranks); see [`Description::ranks`].
+    fn ranks() -> &'static [&'static str] {
+        &[]
+    }
 
     /// Looks the parameters over without loading or fetching anything big.
     fn check(parameters: &Self::Parameters, settings: &Self::Settings, request: &CheckRequest) -> Checked;
@@ -95,6 +100,7 @@ impl About {
             resumable: self.resumable,
             devices: self.devices.iter().map(|d| (*d).to_owned()).collect(),
             estimates: S::ESTIMATES,
+            ranks: S::ranks().iter().map(|d| (*d).to_owned()).collect(),
         }
     }
 }

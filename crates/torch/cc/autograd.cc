@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 namespace autograd = torch::autograd;
@@ -51,6 +52,21 @@ struct RustNode final : autograd::Node {
   Closure closure_;
   std::string name_;
 };
+
+// Runs a Rust closure when a leaf's gradient is complete for this backward.
+struct RustHook final : autograd::PostAccumulateGradHook {
+  explicit RustHook(Closure closure) : closure_(closure) {}
+  ~RustHook() override { closure_.drop(closure_.data); }
+
+  void operator()(const autograd::Variable& leaf) override {
+    at::Tensor held = leaf;
+    const Handle given = &held;
+    TORCH_CHECK(closure_.call(closure_.data, &given, 1, nullptr, 0) == 0, "hook of a gradient: ", shim::failure());
+  }
+
+ private:
+  Closure closure_;
+};
 }  // namespace
 
 extern "C" {
@@ -64,6 +80,27 @@ int shim_custom_node(const char* name, const Handle* inputs, size_t n, const Han
     node->set_next_edges(autograd::collect_next_edges(sources));
     for (size_t i = 0; i < m; ++i) autograd::set_history(*outputs[i], node);
     return 1;
+  });
+}
+
+// A leaf has one such hook; a second one takes its place. Takes the closure whatever happens.
+int shim_gradient_hook(Handle leaf, Closure closure) {
+  return shim::guarded(-1, [&] {
+    auto hook = std::make_unique<RustHook>(closure);
+    TORCH_CHECK(leaf->is_leaf() && leaf->requires_grad(), "only leaves that require a gradient take a hook");
+    autograd::impl::set_post_acc_grad_hooks(*leaf, std::move(hook));
+    return 0;
+  });
+}
+
+// Whether this thread is inside a backward pass.
+int shim_in_backward() { return autograd::get_current_graph_task_id() >= 0 ? 1 : 0; }
+
+// The gradient itself, or an undefined tensor to remove it.
+int shim_set_gradient(Handle leaf, Handle gradient) {
+  return shim::guarded(-1, [&] {
+    leaf->mutable_grad() = gradient ? *gradient : at::Tensor();
+    return 0;
   });
 }
 

@@ -57,6 +57,33 @@ pub fn custom_node(
     Ok(ffi::status(joined)? == 1)
 }
 
+/// Calls `hook` in each backward pass as soon as `leaf.grad()` holds all that this pass gives it. A leaf has one such hook;
+/// a second takes its place. Its error or panic becomes the error of the backward call. It must not own the leaf.
+pub fn on_gradient(leaf: &Tensor, mut hook: impl FnMut(&Tensor) -> Result<(), BoxError> + Send + 'static) -> Result<()> {
+    let hook: Box<Backward> = Box::new(Box::new(move |leaf: &[Option<Tensor>]| {
+        leaf.iter().flatten().try_for_each(&mut hook)?;
+        Ok(Vec::new())
+    }));
+    let closure = Closure { call: run_backward, drop: drop_backward, data: Box::into_raw(hook).cast() };
+    // SAFETY: a live tensor; the shim owns the closure from here on, and calls it with the leaf alone and no results.
+    ffi::status(unsafe { ffi::shim_gradient_hook(ffi::handle(leaf), closure) })?;
+    Ok(())
+}
+
+/// Whether this thread is inside a backward pass, as when a checkpointed block runs again.
+pub fn in_backward() -> bool {
+    // SAFETY: reads a number of this thread.
+    unsafe { ffi::shim_in_backward() == 1 }
+}
+
+/// Makes `gradient` the gradient of `leaf`, in place of the one it may have; `None` removes it.
+pub fn set_gradient(leaf: &Tensor, gradient: Option<&Tensor>) -> Result<()> {
+    let gradient = gradient.map_or(std::ptr::null_mut(), ffi::handle);
+    // SAFETY: a live leaf, and a live tensor or null.
+    ffi::status(unsafe { ffi::shim_set_gradient(ffi::handle(leaf), gradient) })?;
+    Ok(())
+}
+
 unsafe extern "C" fn run_backward(
     data: *mut c_void,
     given: *const Handle,

@@ -17,6 +17,13 @@ pub(crate) struct Closure {
     pub(crate) data: *mut c_void,
 }
 
+/// An object that C++ knows and Rust only points to.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct COpaque {
+    _private: [u8; 0],
+}
+
 unsafe extern "C" {
     pub(crate) fn mallopt(parameter: c_int, value: c_int) -> c_int;
     fn shim_failure() -> *const c_char;
@@ -32,6 +39,49 @@ unsafe extern "C" {
     pub(crate) fn shim_backward(tensors: *const Handle, gradients: *const Handle, n: usize, keep_graph: c_int)
     -> c_int;
     pub(crate) fn shim_clear_gradients(tensors: *const Handle, n: usize) -> c_int;
+    pub(crate) fn shim_gradient_hook(leaf: Handle, closure: Closure) -> c_int;
+    pub(crate) fn shim_set_gradient(leaf: Handle, gradient: Handle) -> c_int;
+    pub(crate) fn shim_in_backward() -> c_int;
+    pub(crate) fn shim_storage_resize(tensor: Handle, bytes: usize) -> c_int;
+    pub(crate) fn shim_storage_bytes(tensor: Handle) -> i64;
+    pub(crate) fn shim_variable_data(tensor: Handle) -> Handle;
+    pub(crate) fn shim_store_tcp(
+        host: *const c_char,
+        port: u16,
+        server: c_int,
+        workers: usize,
+        timeout: i64,
+    ) -> *mut COpaque;
+    pub(crate) fn shim_store_port(store: *mut COpaque) -> c_int;
+    pub(crate) fn shim_store_prefix(store: *mut COpaque, prefix: *const c_char) -> *mut COpaque;
+    pub(crate) fn shim_store_set(store: *mut COpaque, key: *const c_char, bytes: *const u8, count: usize) -> c_int;
+    pub(crate) fn shim_store_get(store: *mut COpaque, key: *const c_char, bytes: *mut u8, room: usize) -> i64;
+    pub(crate) fn shim_store_wait(store: *mut COpaque, key: *const c_char, timeout: i64) -> c_int;
+    pub(crate) fn shim_store_add(store: *mut COpaque, key: *const c_char, by: i64) -> i64;
+    pub(crate) fn shim_store_free(store: *mut COpaque);
+    pub(crate) fn shim_group_gloo(
+        store: *mut COpaque,
+        rank: c_int,
+        size: c_int,
+        address: *const c_char,
+        timeout: i64,
+    ) -> *mut COpaque;
+    pub(crate) fn shim_group_free(group: *mut COpaque);
+    pub(crate) fn shim_all_reduce(group: *mut COpaque, tensor: Handle, kind: c_int) -> *mut COpaque;
+    pub(crate) fn shim_broadcast(group: *mut COpaque, tensor: Handle, root: c_int) -> *mut COpaque;
+    pub(crate) fn shim_all_gather(group: *mut COpaque, output: Handle, input: Handle) -> *mut COpaque;
+    pub(crate) fn shim_reduce_scatter(group: *mut COpaque, output: Handle, input: Handle) -> *mut COpaque;
+    pub(crate) fn shim_all_to_all(
+        group: *mut COpaque,
+        output: Handle,
+        input: Handle,
+        received: *const i64,
+        sent: *const i64,
+        n: usize,
+    ) -> *mut COpaque;
+    pub(crate) fn shim_barrier(group: *mut COpaque) -> *mut COpaque;
+    pub(crate) fn shim_work_wait(work: *mut COpaque, timeout: i64) -> c_int;
+    pub(crate) fn shim_work_free(work: *mut COpaque);
     pub(crate) fn shim_fused_adamw(
         parameters: *const Handle,
         gradients: *const Handle,

@@ -25,7 +25,6 @@ pub(crate) struct Recipe {
 
 /// Samples of one bucket, drawn for one step.
 pub(crate) struct Batch {
-    pub(crate) samples: Vec<usize>,
     pub(crate) draws: Vec<Draw>,
     /// f32 [B, ...].
     pub(crate) clean: Tensor,
@@ -91,6 +90,6 @@ impl Recipe {
         let texts: Vec<_> = texts.iter().collect();
         let conditions = self.family.conditions(&texts, dataset.max_tokens(), Device::Cpu, self.compute);
         let conditions = conditions.map_err(Failure::from_diagnostic)?;
-        Ok(Batch { samples: samples.to_vec(), draws, clean, noise: Tensor::stack(&noise, 0), conditions })
+        Ok(Batch { draws, clean, noise: Tensor::stack(&noise, 0), conditions })
     }
 }

@@ -18,7 +18,7 @@ const PARTS: &[&str] =
     &["model_index.json", "scheduler/**", "transformer/**", "vae/**", "text_encoder*/**", "tokenizer*/**"];
 
 /// What is wrong, what the result depends on, and what has no effect.
-pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path) -> Checked {
+pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path, ranks: usize) -> Checked {
     let mut checked = Checked::default();
     checked.consulted.extend(parameters.config.iter().map(|config| base_dir.join(config)));
     let loaded = match config::load(parameters.config.as_deref(), parameters.table(settings), base_dir) {
@@ -47,7 +47,12 @@ pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Pat
             Err(problem) => checked.problems.push(loaded.place("checkpoint.restore_from", problem)),
         }
     }
+    if let Err(problem) = loaded.config.distributed.mesh(ranks) {
+        let path = problem.field.clone().unwrap_or_default();
+        checked.problems.push(loaded.place(&path, problem));
+    }
     checked.notes.extend(loaded.notes);
+    checked.notes.extend(loaded.config.distributed.remarks(ranks));
     checked.problems.extend(loaded.problems);
     checked
 }

@@ -45,6 +45,12 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// The checkpoint in `output` after epoch and step `place`.
+    pub(crate) fn at(output: &Path, place: (u64, u64)) -> Self {
+        let (epoch, step) = place;
+        Self { path: output.join(Self::name(epoch, step)), epoch, step }
+    }
+
     /// Name of the checkpoint after step `step` (from 0).
     pub(crate) fn name(epoch: u64, step: u64) -> String {
         format!("epoch_{epoch}_step_{step}")
@@ -108,10 +114,10 @@ pub(crate) fn write(
     };
     swap(session)?;
     written?;
-    let path = output.join(&name);
-    fs_err::rename(&partial, &path)?;
+    let checkpoint = Checkpoint::at(output, (epoch, step));
+    fs_err::rename(&partial, &checkpoint.path)?;
     fs_err::File::open(output)?.sync_all()?;
-    Ok(Checkpoint { path, epoch, step })
+    Ok(checkpoint)
 }
 
 /// Removes checkpoints before `newest` that are not `due`, and the oldest beyond `max_recent`.

@@ -53,13 +53,24 @@ impl Stage for Train {
         }
     }
 
+    fn ranks() -> &'static [&'static str] {
+        &["cpu"]
+    }
+
     fn check(parameters: &Parameters, settings: &Settings, request: &CheckRequest) -> Checked {
-        check::check(parameters, settings, &request.base_dir)
+        check::check(parameters, settings, &request.base_dir, request.ranks)
     }
 
     fn run(work: &Work<Self>) -> Result<Outcome, Failure> {
-        trainer::run(work)
+        trainer::run(work, &stage::launch()?)
     }
+}
+
+/// What failed between ranks; the end of another one is a consequence, not a cause.
+fn between_ranks(error: parallel::Error) -> Failure {
+    let lost = error.is_loss();
+    let failure = Failure::from_diagnostic(error);
+    if lost { failure.exit(Exit::Lost) } else { failure }
 }
 
 /// A model, a table or a picture that cannot be used; what the file system said keeps its own exit code.

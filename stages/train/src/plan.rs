@@ -99,11 +99,20 @@ pub(crate) struct Epoch<'p> {
 }
 
 impl Epoch<'_> {
-    /// What `rank` does for step `step` of the epoch: its micro-batches, and how many samples the step has on all ranks.
-    pub(crate) fn step(&self, step: u64, rank: u64) -> (Vec<MicroBatch>, u64) {
+    /// The samples of step `step` of the epoch, in order, on all ranks together.
+    pub(crate) fn samples(&self, step: u64) -> impl Iterator<Item = usize> {
+        self.group(step).iter().map(|(_, index)| *index)
+    }
+
+    fn group(&self, step: u64) -> &[(Bucket, usize)] {
         let first = (step * self.rule.global_batch) as usize;
         let last = (first + self.rule.global_batch as usize).min(self.samples.len());
-        let group = &self.samples[first.min(last)..last];
+        &self.samples[first.min(last)..last]
+    }
+
+    /// What `rank` does for step `step` of the epoch: its micro-batches, and how many samples the step has on all ranks.
+    pub(crate) fn step(&self, step: u64, rank: u64) -> (Vec<MicroBatch>, u64) {
+        let group = self.group(step);
         let mut batches = Vec::new();
         for run in group.chunk_by(|(a, _), (b, _)| a == b) {
             // One round: a micro-batch on each rank.

@@ -6,7 +6,7 @@ use std::thread;
 
 use stage::Failure;
 
-use crate::batch::{Batch, Recipe};
+use crate::batch::{Batch, Draw, Recipe};
 use crate::dataset::Dataset;
 use crate::plan::Plan;
 
@@ -15,12 +15,18 @@ const AHEAD: usize = 2;
 
 /// What comes out, in order: for each step its start, then its micro-batches.
 pub(crate) enum Piece {
-    /// A step begins: samples of its global batch, and micro-batches of it that follow.
-    Step {
-        samples: u64,
-        batches: usize,
-    },
+    Step(Start),
     Batch(Box<Batch>),
+}
+
+/// The start of a step, the same on all ranks but for `batches`.
+pub(crate) struct Start {
+    /// Samples of the global batch, in the plan's order.
+    pub(crate) samples: Vec<(usize, Draw)>,
+    /// Which of them each rank has, by rank, in the order of its micro-batches.
+    pub(crate) shares: Vec<Vec<usize>>,
+    /// Micro-batches of this rank that follow.
+    pub(crate) batches: usize,
 }
 
 /// Runs `consume` with the pieces of `steps`, prepared in the background. `planned` maps the plan's indices to the data set's.
@@ -29,6 +35,7 @@ pub(crate) fn with_pieces<T>(
     dataset: &Dataset,
     plan: &Plan,
     planned: &[usize],
+    (rank, ranks): (usize, usize),
     steps: Range<u64>,
     consume: impl FnOnce(&Pieces) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
@@ -42,8 +49,13 @@ pub(crate) fn with_pieces<T>(
                     Some((known, order)) if known == number => epoch.insert((number, order)),
                     _ => epoch.insert((number, plan.epoch(number))),
                 };
-                let (batches, samples) = order.step(step % plan.epoch_len(), 0);
-                let start = Piece::Step { samples, batches: batches.len() };
+                let at = step % plan.epoch_len();
+                let (batches, _) = order.step(at, rank as u64);
+                let seen = |sample: usize| (sample, recipe.draw(&dataset.items()[sample].sample_id, step));
+                let samples = order.samples(at).map(|index| seen(planned[index])).collect();
+                let share = |rank| order.step(at, rank as u64).0.concat().iter().map(|i| planned[*i]).collect();
+                let shares = (0..ranks).map(share).collect();
+                let start = Piece::Step(Start { samples, shares, batches: batches.len() });
                 let made = batches.iter().map(|batch| {
                     let samples: Vec<usize> = batch.iter().map(|index| planned[*index]).collect();
                     recipe.batch(dataset, &samples, step).map(|batch| Piece::Batch(Box::new(batch)))

@@ -1,7 +1,7 @@
 //! Sample pictures while training: prompts are encoded at the start and their encoders freed; the VAE is loaded for each round.
 
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use diffusion::sample::{Guidance, sample};
 use diffusion::schedule::{Scheduler, Spacing};
@@ -13,11 +13,12 @@ use tch::{Kind, Tensor};
 
 use crate::config::Samples;
 use crate::session::Session;
-use crate::unusable;
+use crate::{between_ranks, unusable};
 
 /// What is drawn, ready to be drawn again.
 pub(crate) struct Preview<'a> {
     settings: &'a Samples,
+    /// Of this rank's prompts: one out of as many as there are ranks.
     texts: Vec<Text>,
     /// The empty prompt, where guidance steers away from it.
     empty: Option<Text>,
@@ -29,10 +30,16 @@ impl<'a> Preview<'a> {
     /// Encodes the prompts.
     pub(crate) fn prepare(settings: &'a Samples, session: &Session, max_tokens: usize) -> Result<Self, Failure> {
         let options = BuildOptions::frozen(session.device, session.compute);
-        let encoders = session.family.text_encoders(&session.folder, options).map_err(unusable)?;
-        let texts = tch::no_grad(|| encoders.encode(&settings.prompts, max_tokens)).map_err(unusable)?;
-        let steered = session.family.sampling().classifier_free && settings.guidance > 1.0;
-        let empty = if steered { encoders.encode(&[String::new()], max_tokens).map_err(unusable)?.pop() } else { None };
+        let (rank, ranks) = session.team.share();
+        let own: Vec<String> = settings.prompts.iter().skip(rank).step_by(ranks).cloned().collect();
+        let (mut texts, mut empty) = (Vec::new(), None);
+        if !own.is_empty() {
+            let encoders = session.family.text_encoders(&session.folder, options).map_err(unusable)?;
+            texts = tch::no_grad(|| encoders.encode(&own, max_tokens)).map_err(unusable)?;
+            if session.family.sampling().classifier_free && settings.guidance > 1.0 {
+                empty = tch::no_grad(|| encoders.encode(&[String::new()], max_tokens)).map_err(unusable)?.pop();
+            }
+        }
         let config =
             session.folder.json("scheduler/scheduler_config.json", "it gives the noise schedule").map_err(unusable)?;
         let scheduler = Scheduler::from_config(&config).map_err(unusable)?;
@@ -43,10 +50,22 @@ impl<'a> Preview<'a> {
         session.family.conditions(&[text], self.max_tokens, session.device, session.compute).map_err(unusable)
     }
 
-    /// Draws all prompts after step `step` into `samples/step_S/`; leaves off when interrupted.
+    /// Draws all prompts after step `step` into `samples/step_S/`, each on one rank; leaves off when interrupted.
     pub(crate) fn draw(&self, session: &Session, output: &Path, step: u64, events: &Events) -> Result<(), Failure> {
         let folder = output.join("samples").join(format!("step_{step}"));
         fs_err::create_dir_all(&folder)?;
+        if !self.texts.is_empty() {
+            self.draw_own(session, &folder, step, events)?;
+        }
+        session.team.barrier().map_err(between_ranks)?;
+        let paths = (0..self.settings.prompts.len()).map(|number| picture_path(&folder, number));
+        for path in paths.filter(|path| path.is_file()) {
+            events.output(format!("sample after step {step}"), path);
+        }
+        Ok(())
+    }
+
+    fn draw_own(&self, session: &Session, folder: &Path, step: u64, events: &Events) -> Result<(), Failure> {
         let vae =
             session.family.vae(&session.folder, BuildOptions::frozen(session.device, Kind::Float)).map_err(unusable)?;
         let Samples { width, height, frames, steps, guidance, seed, prompts, .. } = self.settings;
@@ -57,7 +76,9 @@ impl<'a> Preview<'a> {
         let schedule = self.scheduler.schedule(*steps as usize, tokens, spacing).map_err(unusable)?;
         let state = if rules.wide_latents { Kind::Float } else { session.compute };
         let distilled = session.family.takes_guidance(&session.folder).map_err(unusable)?.then_some(*guidance as f32);
-        for (number, (prompt, text)) in prompts.iter().zip(&self.texts).enumerate() {
+        let (rank, ranks) = session.team.share();
+        let own = prompts.iter().enumerate().skip(rank).step_by(ranks);
+        for ((number, prompt), text) in own.zip(&self.texts) {
             let positive = self.conditions(session, text)?;
             let shape: Vec<i64> = std::iter::once(1).chain(shape.iter().copied()).collect();
             let noise = torch::ops::randn_seeded(*seed, &shape).map_err(Failure::from_diagnostic)?;
@@ -74,14 +95,17 @@ impl<'a> Preview<'a> {
             let drawn = sample(model, &schedule, noise, &guidance, session.compute, &mut on_step).map_err(unusable)?;
             let Some(latents) = drawn else { return Ok(()) };
             let pixels = tch::no_grad(|| vae.decode(&latents)).map_err(unusable)?;
-            let path = folder.join(format!("{number:03}.png"));
+            let path = picture_path(folder, number);
             let text = [("prompt", prompt.clone()), ("step", step.to_string()), ("seed", seed.to_string())];
             let text: Vec<_> = text.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
             media::write_png(&path, &picture(&pixels)?, &text).map_err(unusable)?;
-            events.output(format!("sample after step {step}"), path);
         }
         Ok(())
     }
+}
+
+fn picture_path(folder: &Path, number: usize) -> PathBuf {
+    folder.join(format!("{number:03}.png"))
 }
 
 /// Frames of a clip that are shown, at most.

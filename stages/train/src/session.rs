@@ -5,11 +5,13 @@ use nn::ema::Ema;
 use nn::lora::Spec;
 use nn::optim::{AdamW, Settings};
 use nn::{BuildOptions, Builder, Conditions, Inputs, Named, Parameters, Weights};
+use parallel::Team;
+use parallel::ddp::{BUCKET_BYTES, Reducer};
 use stage::Failure;
 use tch::{Device, Kind, Tensor};
 
 use crate::config::{Config, Mode};
-use crate::unusable;
+use crate::{between_ranks, unusable};
 
 /// Name of the weights' file in a diffusers component folder.
 pub(crate) const STEM: &str = "diffusion_pytorch_model";
@@ -28,11 +30,15 @@ pub(crate) struct Session {
     /// Scale given to the guidance embedding, if the model has one.
     pub(crate) guidance: Option<f64>,
     recompute: bool,
+    /// The ranks of the run.
+    pub(crate) team: Team,
+    /// Adds up gradients between them.
+    pub(crate) reducer: Reducer,
 }
 
 impl Session {
     /// Builds the model: f32 masters for a full fine-tune, frozen weights and an f32 adapter for a LoRA.
-    pub(crate) fn build(config: &Config, folder: ModelFolder, device: Device) -> Result<Self, Failure> {
+    pub(crate) fn build(config: &Config, folder: ModelFolder, device: Device, team: Team) -> Result<Self, Failure> {
         let family = models::family_of(&folder).map_err(unusable)?;
         let adapter = adapter_spec(config, family);
         let storage = if adapter.is_some() { Kind::from(config.model.torch_dtype) } else { Kind::Float };
@@ -50,6 +56,8 @@ impl Session {
         let settings = Settings { betas, weight_decay: config.optimizer.weight_decay, eps: config.optimizer.eps };
         let optimizer = AdamW::new(parameters.trainable(), settings).map_err(unusable)?;
         let ema = config.ema.map(|_| Ema::new(parameters.trainable())).transpose().map_err(unusable)?;
+        let data = std::sync::Arc::clone(team.data());
+        let reducer = Reducer::new(data, optimizer.parameters(), BUCKET_BYTES).map_err(between_ranks)?;
         let takes_guidance = family.takes_guidance(&folder).map_err(unusable)?;
         Ok(Self {
             family,
@@ -61,7 +69,9 @@ impl Session {
             device,
             compute: compute_kind(config, device),
             guidance: takes_guidance.then_some(config.flow_matching.guidance_scale),
-            recompute: config.activation_checkpointing,
+            recompute: config.distributed.recompute,
+            team,
+            reducer,
         })
     }
 

@@ -1,5 +1,7 @@
 //! One optimizer step: gradients of the mean loss over the global batch, however it is split, then AdamW.
 
+use std::collections::BTreeMap;
+
 use diffusion::flow;
 use spec::Problem;
 use stage::{Exit, Failure};
@@ -8,7 +10,9 @@ use tch::{Kind, Tensor};
 use crate::batch::{Batch, Draw};
 use crate::config::{Config, Rates};
 use crate::plan::Item;
+use crate::prefetch::Start;
 use crate::session::Session;
+use crate::between_ranks;
 
 /// What a step did.
 pub(crate) struct Stepped {
@@ -31,16 +35,16 @@ pub(crate) struct Seen {
 /// Gathers the gradients of one step, micro-batch by micro-batch.
 pub(crate) struct Accumulation<'s> {
     session: &'s mut Session,
-    /// Samples of the global batch.
-    total: u64,
-    seen: Vec<(usize, Draw)>,
+    start: Start,
+    /// Micro-batches added.
+    added: usize,
     losses: Vec<Tensor>,
 }
 
 impl<'s> Accumulation<'s> {
-    pub(crate) fn begin(session: &'s mut Session, total: u64) -> Result<Self, Failure> {
+    pub(crate) fn begin(session: &'s mut Session, start: Start) -> Result<Self, Failure> {
         session.optimizer.clear_gradients().map_err(Failure::from_diagnostic)?;
-        Ok(Self { session, total, seen: Vec::new(), losses: Vec::new() })
+        Ok(Self { session, start, added: 0, losses: Vec::new() })
     }
 
     /// Adds the gradients of `batch`: those of the sum of its losses over the size of the *global* batch.
@@ -49,21 +53,23 @@ impl<'s> Accumulation<'s> {
         let masks: Vec<u64> = batch.draws.iter().map(|draw| draw.mask).collect();
         session.parameters.set_dropout_keys(Some(&masks));
         let losses = sample_losses(session, batch)?;
-        let mean = losses.sum(Kind::Float) / self.total as f64;
-        torch::autograd::backward(&[mean], &[], false).map_err(Failure::from_diagnostic)?;
+        let mean = losses.sum(Kind::Float) / self.start.samples.len() as f64;
+        self.added += 1;
+        if self.added == self.start.batches {
+            session.reducer.arm();
+        }
+        torch::autograd::backward(&[mean], &[], false)
+            .map_err(|error| session.reducer.failure().map_or_else(|| Failure::from_diagnostic(error), between_ranks))?;
         session.parameters.set_dropout_keys(None);
         self.losses.push(losses.detach());
-        self.seen.extend(batch.samples.iter().copied().zip(batch.draws.iter().copied()));
         Ok(())
     }
 
     /// Checks every loss and the gradient norm, and moves the parameters. Nothing moves if a number is not finite.
     pub(crate) fn finish(self, step: u64, config: &Config, rates: &Rates, items: &[Item]) -> Result<Stepped, Failure> {
-        let losses: Vec<f32> = Vec::try_from(Tensor::cat(&self.losses, 0).to_device(tch::Device::Cpu))
-            .map_err(|error| Failure::from_error(error).exit(Exit::Bug))?;
-        let with_loss = self.seen.into_iter().zip(losses);
-        let samples: Vec<Seen> = with_loss.map(|((sample, draw), loss)| Seen { sample, draw, loss }).collect();
-        let loss = samples.iter().map(|seen| f64::from(seen.loss)).sum::<f64>() / self.total as f64;
+        self.session.reducer.finish().map_err(between_ranks)?;
+        let samples = self.seen()?;
+        let loss = samples.iter().map(|seen| f64::from(seen.loss)).sum::<f64>() / samples.len() as f64;
         if !loss.is_finite() {
             let bad = samples.iter().filter(|seen| !seen.loss.is_finite());
             return Err(not_finite(&format!("the loss is not finite at step {step}"), bad, items));
@@ -89,6 +95,22 @@ impl<'s> Accumulation<'s> {
             ema.update(settings.decay).map_err(Failure::from_diagnostic)?;
         }
         Ok(Stepped { loss, lr, grad_norm, samples })
+    }
+
+    /// The samples of all ranks with their losses.
+    fn seen(&self) -> Result<Vec<Seen>, Failure> {
+        let mut own = Vec::new();
+        for losses in &self.losses {
+            let losses = Vec::<f32>::try_from(losses.to_device(tch::Device::Cpu));
+            own.extend(losses.map_err(|error| Failure::from_error(error).exit(Exit::Bug))?);
+        }
+        let Start { samples, shares, .. } = &self.start;
+        let counts: Vec<usize> = shares.iter().map(Vec::len).collect();
+        let losses = self.session.team.gather(&own, &counts).map_err(between_ranks)?;
+        let of: BTreeMap<usize, f32> = shares.concat().into_iter().zip(losses.concat()).collect();
+        let seen = samples.iter().map(|(sample, draw)| Some(Seen { sample: *sample, draw: *draw, loss: *of.get(sample)? }));
+        let gap = || Failure::new(Exit::Bug, Problem::new("a sample of the step is in no rank's share"));
+        seen.collect::<Option<_>>().ok_or_else(gap)
     }
 }
 
@@ -144,7 +166,7 @@ mod tests {
         });
         let Value::Object(table) = table else { unreachable!() };
         let config = load(None, table, Path::new("/")).unwrap().config;
-        let mut session = Session::build(&config, ModelFolder::open(&folder).unwrap(), tch::Device::Cpu).unwrap();
+        let mut session = Session::build(&config, ModelFolder::open(&folder).unwrap(), tch::Device::Cpu, parallel::Team::alone().unwrap()).unwrap();
         let rates = Rates::new(None, &config.optimizer, 3);
         let bucket = Bucket { width: 80, height: 48, frames: 1 };
         let items = ["a", "b"].map(|id| Item { sample_id: id.to_owned(), bucket });
@@ -152,7 +174,9 @@ mod tests {
         for step in 0..3 {
             let (noise, levels) =
                 (tensor(&format!("optim/noise/{step}/latents")), tensor(&format!("optim/level/{step}")));
-            let mut accumulation = Accumulation::begin(&mut session, 2).unwrap();
+            let draw = |sample| Draw { sigma: levels.double_value(&[sample]) as f32, weight: 1.0, dropped: false, mask: 0 };
+            let start = Start { samples: vec![(0, draw(0)), (1, draw(1))], shares: vec![vec![0, 1]], batches: 2 };
+            let mut accumulation = Accumulation::begin(&mut session, start).unwrap();
             for sample in 0..2 {
                 let one = |all: &Tensor| all.narrow(0, sample, 1);
                 accumulation.session.guidance = Some(tensor("transformer/in/guidance").double_value(&[sample]));
@@ -160,10 +184,8 @@ mod tests {
                     ("t5".to_owned(), one(&tensor("transformer/in/encoder_hidden_states"))),
                     ("clip_pooled".to_owned(), one(&tensor("transformer/in/pooled_projections"))),
                 ]);
-                let sigma = levels.double_value(&[sample]) as f32;
                 let batch = Batch {
-                    samples: vec![sample as usize],
-                    draws: vec![Draw { sigma, weight: 1.0, dropped: false, mask: 0 }],
+                    draws: vec![draw(sample)],
                     clean: one(&tensor("transformer/clean/latents")),
                     noise: one(&noise),
                     conditions,

@@ -6,8 +6,10 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use models::ModelFolder;
+use nn::rng::Stream;
+use parallel::Team;
 use serde_json::json;
-use spec::Problem;
+use spec::{Launch, Problem};
 use stage::{Exit, Failure, Ledger, Outcome, SourceKind, Work};
 use tables::{Held, Loss, Step};
 
@@ -21,10 +23,10 @@ use crate::preview::Preview;
 use crate::records::Records;
 use crate::session::Session;
 use crate::step::{Accumulation, Stepped};
-use crate::{Train, unusable, validate};
+use crate::{Train, between_ranks, unusable, validate};
 
-/// Trains; see [`crate`].
-pub(crate) fn run(work: &Work<Train>) -> Result<Outcome, Failure> {
+/// Trains, as one rank of `launch`; see [`crate`].
+pub(crate) fn run(work: &Work<Train>, launch: &Launch) -> Result<Outcome, Failure> {
     let request = &work.request;
     torch::device::set_threads(request.threads);
     let device = torch::device::resolve(&request.device).map_err(unusable)?;
@@ -36,11 +38,26 @@ pub(crate) fn run(work: &Work<Train>) -> Result<Outcome, Failure> {
     let dataset = Dataset::open(input("shards")?, input("captions")?)?;
     let (folder, immutable) = model_folder(work)?;
     let folder = ModelFolder::open(folder).map_err(unusable)?;
+    let team = join(&config, launch, device)?;
     work.events.progress("loading the model", 0, None, "", None);
-    let mut session = Session::build(&config, folder, device)?;
+    let mut session = Session::build(&config, folder, device, team)?;
     let resumed = resume(work, &config, &mut session)?;
     let run = Run::new(work, &config, &dataset, &session, immutable)?;
-    run.train(&mut session, resumed)
+    run.agree(&session, &resumed)?;
+    let outcome = run.train(&mut session, resumed)?;
+    session.team.leave().map_err(between_ranks)?;
+    Ok(outcome)
+}
+
+/// Meets the other ranks.
+fn join(config: &Config, launch: &Launch, device: tch::Device) -> Result<Team, Failure> {
+    let recipe = |problem| Failure::new(Exit::Recipe, problem);
+    if launch.world > 1 && device != tch::Device::Cpu {
+        let problem = Problem::new(format!("{} ranks on a GPU: not built yet", launch.world));
+        return Err(recipe(problem.help("use `--device cpu`, or one rank")));
+    }
+    let mesh = config.distributed.mesh(launch.world).map_err(recipe)?;
+    Team::join(launch, mesh, config.distributed.timeout).map_err(between_ranks)
 }
 
 fn configuration(work: &Work<Train>) -> Result<Config, Failure> {
@@ -80,7 +97,12 @@ struct Resumed {
 
 fn resume(work: &Work<Train>, config: &Config, session: &mut Session) -> Result<Resumed, Failure> {
     let output = &work.request.output;
-    fs_err::create_dir_all(output)?;
+    // One rank tidies up before the others look.
+    if session.team.leads() {
+        fs_err::create_dir_all(output)?;
+        checkpoint::finished(output)?;
+    }
+    session.team.barrier().map_err(between_ranks)?;
     if let Some(last) = checkpoint::finished(output)?.pop() {
         let steps = checkpoint::restore(session, config, &last.path, false)?;
         return Ok(Resumed { steps, records: Records::restore(output, steps)?, last: Some(last) });
@@ -129,7 +151,7 @@ impl<'a> Run<'a> {
                 drop_last: config.data.drop_last,
                 global_batch: config.step_scheduler.global_batch_size,
                 local_batch: config.step_scheduler.local_batch_size,
-                ranks: 1,
+                ranks: session.team.share().1 as u64,
             },
         );
         if plan.epoch_len() == 0 {
@@ -154,6 +176,23 @@ impl<'a> Run<'a> {
         Ok(Self { work, config, dataset, plan, recipe, rates, total, trained, validation, preview, immutable })
     }
 
+    /// Whatever makes the numbers must be the same on all ranks.
+    fn agree(&self, session: &Session, resumed: &Resumed) -> Result<(), Failure> {
+        let digest = |texts: &[&str]| texts.iter().fold(0, |sum, text| Stream::new(sum, &[(*text).into()]).bits64());
+        let recipe = serde_json::to_string(self.config).map_err(Failure::from_error)?;
+        let ids: Vec<&str> = self.dataset.items().iter().map(|item| item.sample_id.as_str()).collect();
+        let names: Vec<&str> = session.trained().iter().map(|named| named.name.as_str()).collect();
+        for (what, value) in [
+            ("training recipe", digest(&[&recipe])),
+            ("data set", digest(&ids)),
+            ("set of trained parameters", digest(&names)),
+            ("number of finished steps", resumed.steps),
+        ] {
+            session.team.same(what, value).map_err(between_ranks)?;
+        }
+        Ok(())
+    }
+
     fn train(&self, session: &mut Session, resumed: Resumed) -> Result<Outcome, Failure> {
         let Resumed { steps: first, mut records, mut last } = resumed;
         if first > 0 {
@@ -168,8 +207,10 @@ impl<'a> Run<'a> {
                 format!("`checkpoint.restore_from` already has {first} of {} steps: nothing to train", self.total);
             Failure::new(Exit::Recipe, Problem::new(message).help("raise `step_scheduler.max_steps`"))
         })?;
-        records.write(&self.work.request.output)?;
-        self.write_held()?;
+        if session.team.leads() {
+            records.write(&self.work.request.output)?;
+            self.write_held()?;
+        }
         Ok(self.outcome(&records, &last))
     }
 
@@ -214,13 +255,16 @@ impl Planned<'_, '_> {
     /// Takes the steps from `first` on; the last checkpoint.
     fn steps(&self, session: &mut Session, first: u64, records: &mut Records) -> Result<Option<Checkpoint>, Failure> {
         let Run { recipe, dataset, plan, trained, total, .. } = self.run;
-        with_pieces(recipe, dataset, plan, trained, first..*total, |pieces| {
+        let share = session.team.share();
+        with_pieces(recipe, dataset, plan, trained, share, first..*total, |pieces| {
             let mut last = None;
             for step in first..*total {
                 let started = Instant::now();
                 let stepped = self.step(session, step, pieces)?;
                 self.record(session, step, &stepped, started, records)?;
-                let stop = self.run.work.events.interrupted();
+                // From the second step on the ranks repeat themselves.
+                session.team.trust();
+                let stop = session.team.any(self.run.work.events.interrupted()).map_err(between_ranks)?;
                 self.look(session, step, records)?;
                 if stop || self.checkpoint_due(step) {
                     last = Some(self.checkpoint(session, step, records)?);
@@ -237,8 +281,9 @@ impl Planned<'_, '_> {
     fn step(&self, session: &mut Session, step: u64, pieces: &Pieces) -> Result<Stepped, Failure> {
         let Run { config, rates, dataset, .. } = self.run;
         let gone = || Failure::new(Exit::Bug, Problem::new("the thread that prepares batches ended early"));
-        let Piece::Step { samples, batches } = pieces.next().ok_or_else(gone)?? else { return Err(gone()) };
-        let mut accumulation = Accumulation::begin(session, samples)?;
+        let Piece::Step(start) = pieces.next().ok_or_else(gone)?? else { return Err(gone()) };
+        let batches = start.batches;
+        let mut accumulation = Accumulation::begin(session, start)?;
         for _ in 0..batches {
             let Piece::Batch(batch) = pieces.next().ok_or_else(gone)?? else { return Err(gone()) };
             accumulation.add(&batch)?;
@@ -258,6 +303,7 @@ impl Planned<'_, '_> {
         let epoch = (step / plan.epoch_len()) as i64;
         let seconds = started.elapsed().as_secs_f64();
         let memory = torch::memory::peak(session.device).map_err(Failure::from_diagnostic)?.unwrap_or(0);
+        let memory = session.team.greatest(memory as f64).map_err(between_ranks)?;
         let samples = stepped.samples.len();
         let Stepped { loss, lr, grad_norm, .. } = *stepped;
         records.steps.push(Step {
@@ -287,7 +333,7 @@ impl Planned<'_, '_> {
                 ("lr", lr),
                 ("grad_norm", grad_norm),
                 ("samples_per_second", rate),
-                ("memory_bytes", memory as f64),
+                ("memory_bytes", memory),
             ],
         );
         let note = format!("loss {loss:.4}, {rate:.2} samples/s");
@@ -323,12 +369,17 @@ impl Planned<'_, '_> {
     fn checkpoint(&self, session: &mut Session, step: u64, records: &Records) -> Result<Checkpoint, Failure> {
         let Run { config, plan, work, immutable, .. } = self.run;
         let output = &work.request.output;
-        records.write(output)?;
         let place = (step / plan.epoch_len(), step);
+        if !session.team.leads() {
+            session.team.barrier().map_err(between_ranks)?;
+            return Ok(Checkpoint::at(output, place));
+        }
+        records.write(output)?;
         let source = checkpoint::Origin { base_model: &config.model.name, immutable: *immutable };
         let written = checkpoint::write(session, config, output, place, &source)?;
         // One that only an interrupt made has done its duty: the result is that of an undisturbed run.
         checkpoint::retain(output, config.checkpoint.max_recent, &written, |step| self.checkpoint_due(step))?;
+        session.team.barrier().map_err(between_ranks)?;
         work.events.output(format!("checkpoint after step {step}"), written.path.clone());
         Ok(written)
     }

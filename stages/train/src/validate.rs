@@ -10,7 +10,7 @@ use crate::config::Validation;
 use crate::dataset::Dataset;
 use crate::plan::Item;
 use crate::session::Session;
-use crate::step;
+use crate::{between_ranks, step};
 
 /// Which samples are looked at, by index: those whose names come first in a seeded order.
 pub(crate) fn chosen(settings: &Validation, items: &[Item], seed: u64) -> Vec<usize> {
@@ -40,20 +40,21 @@ pub(crate) fn losses(
     step: u64,
 ) -> Result<Vec<Row>, Failure> {
     let bucket = |index: &usize| dataset.items()[*index].bucket;
-    settings
-        .sigmas
-        .iter()
-        .map(|sigma| {
-            let mut sum = 0.0;
-            for run in samples.chunk_by(|a, b| bucket(a) == bucket(b)) {
-                for batch in run.chunks(local_batch as usize) {
-                    let batch = recipe.fixed_batch(dataset, batch, *sigma as f32)?;
-                    let losses = tch::no_grad(|| step::sample_losses(session, &batch))?;
-                    sum += losses.sum(Kind::Double).double_value(&[]);
-                }
-            }
-            let loss = sum / samples.len() as f64;
-            Ok(Row { step: step as i64, sigma: *sigma as f32, loss })
+    let runs = samples.chunk_by(|a, b| bucket(a) == bucket(b));
+    let batches: Vec<_> = runs.flat_map(|run| run.chunks(local_batch as usize)).collect();
+    // Batches go round the ranks.
+    let (rank, ranks) = session.team.share();
+    let sum = |sigma: &f64| -> Result<f64, Failure> {
+        batches.iter().skip(rank).step_by(ranks).try_fold(0.0, |sum, batch| {
+            let batch = recipe.fixed_batch(dataset, batch, *sigma as f32)?;
+            let losses = tch::no_grad(|| step::sample_losses(session, &batch))?;
+            Ok(sum + losses.sum(Kind::Double).double_value(&[]))
         })
-        .collect()
+    };
+    let own = settings.sigmas.iter().map(sum).collect::<Result<Vec<_>, _>>()?;
+    let sums = session.team.sums(&own).map_err(between_ranks)?;
+    let row = |(sigma, sum): (&f64, f64)| {
+        Row { step: step as i64, sigma: *sigma as f32, loss: sum / samples.len() as f64 }
+    };
+    Ok(settings.sigmas.iter().zip(sums).map(row).collect())
 }

@@ -5,6 +5,7 @@ mod clips;
 mod errors;
 mod examples;
 mod project;
+mod ranks;
 mod reuse;
 mod runs;
 mod sql;

@@ -30,6 +30,7 @@ def describe():
     print(json.dumps({
         "contract": 1, "stage": os.environ.get("FAKE_NAME", verb), "version": int(os.environ.get("FAKE_VERSION", "1")),
         "about": "fake", "output": OUTPUT, "inputs": INPUTS, "tables": {}, "resumable": False, "devices": ["cpu"], "estimates": verb == "smelt",
+        "ranks": ["cpu"] if verb == "smelt" else [],
         "parameters": {"type": "object", "properties": parameters, "additionalProperties": False,
                        "required": ["required_here"] if verb == "assay" else []},
         "settings": {"type": "object", "additionalProperties": False, "properties": {
@@ -66,8 +67,24 @@ def estimate(request):
     print(json.dumps({"items": [items], "bytes": 12000000, "facts": ["1 batch a day"]}))
 
 
+def other_rank(p, rank):
+    """Shares nothing, but may fail; rank 0 then has lost it."""
+    note(f"rank {rank}: " + " ".join(os.environ[name] for name in ("WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR")))
+    print("hello log", file=sys.stderr, flush=True)
+    if p.get("end") == "crash":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if p.get("end") == "fail":
+        say(event="failed", problem={"message": f"rank {rank} of 2: the furnace is cold"}, exit=4)
+        sys.exit(4)
+
+
 def run(request):
     p, out = request["parameters"], request["output"]
+    if os.environ.get("RANK", "0") != "0":
+        return other_rank(p, int(os.environ["RANK"]))
+    if os.environ.get("WORLD_SIZE", "1") != "1" and p.get("end"):
+        say(event="failed", problem={"message": "rank 0 of 2 lost another rank"}, exit=8)
+        sys.exit(8)
     stop = []
     signal.signal(signal.SIGINT, lambda *_: stop.append(1))
     print("hello log", file=sys.stderr, flush=True)
@@ -123,7 +140,8 @@ def run(request):
         ledger={"in": 3, "out": 2, "rejected": 0 if p.get("unbalanced") else 1, "held": 0})
 
 
-note(sys.argv[1])
+if os.environ.get("RANK", "0") == "0":
+    note(sys.argv[1])
 if sys.argv[1] == "describe":
     describe()
 else:

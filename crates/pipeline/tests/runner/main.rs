@@ -11,5 +11,6 @@ mod failure;
 mod freshness;
 mod hub_sources;
 mod report;
+mod ranks;
 mod support;
 mod together;

@@ -1,28 +1,104 @@
 //! `fsdp`, `ddp`, `performance` and the other blocks about *how* a run is done: none of them moves a number.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
-use spec::Problem;
+use spec::mesh::{Asked, Axis};
+use spec::{Mesh, Problem};
 
 use super::reader::{Block, Report};
 
-/// Reads the parallel blocks of `root`; whether activations are computed again in the backward pass.
-pub(crate) fn activation_checkpointing(root: &mut Block<'_>) -> bool {
-    let (fsdp, ddp) = (root.block("fsdp"), root.block("ddp"));
-    if fsdp.is_some() && ddp.is_some() {
-        root.problem("ddp", Problem::new("`fsdp` and `ddp` exclude each other").help("remove one of the two blocks"));
-    }
-    let recompute = fsdp.map(sharded);
-    ddp.map(replicated).or(recompute).unwrap_or(false)
+/// How a run is spread over ranks.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Distributed {
+    pub(crate) recompute: bool,
+    asked: Asked,
+    /// The block that asks for it.
+    block: Option<&'static str>,
+    /// Longest wait for another rank.
+    pub(crate) timeout: Duration,
 }
 
-fn sharded(mut block: Block<'_>) -> bool {
+/// The peer's default is one minute, which its own recipes raise; see `dist_env.timeout_minutes`.
+const TIMEOUT_MINUTES: f64 = 10.0;
+
+impl Distributed {
+    /// Reads `fsdp`, `ddp` and `dist_env` of `root`.
+    pub(crate) fn read(root: &mut Block<'_>) -> Self {
+        let (fsdp, ddp) = (root.block("fsdp"), root.block("ddp"));
+        if fsdp.is_some() && ddp.is_some() {
+            root.problem(
+                "ddp",
+                Problem::new("`fsdp` and `ddp` exclude each other").help("remove one of the two blocks"),
+            );
+        }
+        let minutes = root.block("dist_env").and_then(environment).unwrap_or(TIMEOUT_MINUTES);
+        let timeout = Duration::from_secs_f64(minutes * 60.0);
+        let none = Asked { cp: 1, tp: 1, pp: 1, ep: 1, ..Asked::default() };
+        let (block, (recompute, asked)) = match (ddp, fsdp) {
+            (Some(ddp), _) => (Some("ddp"), replicated(ddp, none)),
+            (None, Some(fsdp)) => (Some("fsdp"), sharded(fsdp)),
+            (None, None) => (None, (false, none)),
+        };
+        Self { recompute, asked, block, timeout }
+    }
+
+    /// The mesh on `ranks` ranks; a mistake's field is a dotted path of the training recipe.
+    pub(crate) fn mesh(&self, ranks: usize) -> Result<Mesh, Problem> {
+        let block = self.block.unwrap_or("ddp");
+        let at = |key: &str, problem: Problem| {
+            let message = format!("`{block}`: {}", problem.message);
+            Problem { message, ..problem }.field(format!("{block}.{key}"))
+        };
+        for (key, degree, what) in [
+            ("tp_size", self.asked.tp, "tensor"),
+            ("cp_size", self.asked.cp, "context"),
+            ("pp_size", self.asked.pp, "pipeline"),
+            ("ep_size", self.asked.ep, "expert"),
+        ] {
+            if degree > 1 {
+                let message = format!("{key} {degree}: {what} parallelism is not built yet");
+                return Err(at(key, Problem::new(message).help("set it to 1: the numbers are the same")));
+            }
+        }
+        if ranks == 1 {
+            return Ok(Mesh::alone());
+        }
+        let mesh = Mesh::of(&self.asked, ranks).map_err(|problem| {
+            let key = problem.field.clone().unwrap_or_default();
+            at(&key, problem)
+        })?;
+        if mesh.degree(Axis::DpShard) > 1 {
+            let message = format!("`{block}` on {ranks} ranks ({mesh}): sharding is not built yet");
+            let help = format!(
+                "use `ddp: {{}}` in place of `fsdp`, or set `fsdp.dp_size` and `fsdp.dp_replicate_size` to {ranks}"
+            );
+            return Err(Problem::new(message).help(help).field(format!("{block}.dp_size")));
+        }
+        Ok(mesh)
+    }
+
+    /// What a run on `ranks` ranks does not do as the training recipe says.
+    pub(crate) fn remarks(&self, ranks: usize) -> Vec<String> {
+        let degrees = [("dp_size", self.asked.dp), ("dp_replicate_size", self.asked.dp_replicate)];
+        let wide = degrees.into_iter().filter_map(|(key, degree)| Some((key, degree.filter(|n| *n > 1 && ranks == 1)?)));
+        wide.map(|(key, degree)| {
+            let block = self.block.unwrap_or("fsdp");
+            format!("{block}.{key}: {degree}: one rank here (`--ranks`); the global batch is reached by accumulation")
+        })
+        .collect()
+    }
+}
+
+fn sharded(mut block: Block<'_>) -> (bool, Asked) {
     // The peer's default for this key, if the block is there at all, is true.
     let recompute = recompute(&mut block).unwrap_or(true);
-    let one = &[json!(1)];
-    block.without_effect("dp_size", one, "one device here; the global batch is reached by accumulation");
-    for key in ["dp_replicate_size", "tp_size", "cp_size", "pp_size", "ep_size", "cp_ring_degree", "cp_ulysses_degree"]
-    {
-        block.without_effect(key, one, "one device here");
+    let mut degree = |key| block.positive(key).map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    let (dp, dp_replicate) = (degree("dp_size"), degree("dp_replicate_size"));
+    let [cp, tp, pp, ep] = ["cp_size", "tp_size", "pp_size", "ep_size"].map(|key| degree(key).unwrap_or(1));
+    let asked = Asked { dp, dp_replicate, cp, tp, pp, ep, sharded: true };
+    for key in ["cp_ring_degree", "cp_ulysses_degree"] {
+        block.without_effect(key, &[json!(1)], "context parallelism is not built yet");
     }
     block.without_effect("cpu_offload", &[json!(false)], "weights stay on the device");
     block.without_effect("reduce_dtype", &[json!("float32")], "gradients are summed in float32");
@@ -44,28 +120,37 @@ fn sharded(mut block: Block<'_>) -> bool {
         "patch_is_packed_sequence",
         "multimodal",
     ] {
-        block.without_effect(key, &[json!(false)], "nothing is sharded on one device");
+        block.without_effect(key, &[json!(false)], "nothing is sharded");
     }
     block.finish();
-    recompute
+    (recompute, asked)
 }
 
-fn replicated(mut block: Block<'_>) -> bool {
+fn replicated(mut block: Block<'_>, none: Asked) -> (bool, Asked) {
     let recompute = recompute(&mut block).unwrap_or(false);
-    for key in [
-        "backend",
-        "find_unused_parameters",
-        "static_graph",
-        "bucket_cap_mb",
-        "gradient_as_bucket_view",
-        "broadcast_buffers",
-        "autocast_dtype",
-        "dp_size",
-    ] {
-        block.without_effect(key, &[json!(false), json!(1)], "nothing is replicated on one device");
+    let dp = block.positive("dp_size").map(|n| usize::try_from(n).unwrap_or(usize::MAX));
+    block.without_effect("find_unused_parameters", &[json!(false)], "unused parameters are always found");
+    block.without_effect("bucket_cap_mb", &[json!(25)], "gradients are added up in buckets of 25 MiB");
+    block.without_effect("gradient_as_bucket_view", &[json!(true)], "gradients are views of their buckets");
+    for key in ["backend", "static_graph", "broadcast_buffers", "autocast_dtype"] {
+        block.without_effect(key, &[json!(false)], "has no counterpart");
     }
     block.finish();
-    recompute
+    (recompute, Asked { dp, ..none })
+}
+
+/// `dist_env`: the longest wait, in minutes.
+fn environment(mut block: Block<'_>) -> Option<f64> {
+    let minutes = block.number("timeout_minutes");
+    if let Some(minutes) = minutes.filter(|minutes| !(*minutes > 0.0 && *minutes < 1e6)) {
+        let message = format!("`dist_env.timeout_minutes` is {minutes}, expected a number of minutes above 0");
+        block.problem("timeout_minutes", Problem::new(message));
+        return None;
+    }
+    block.without_effect("backend", &[json!("gloo")], "Gloo between CPUs");
+    block.without_effect("init_method", &[json!("env://")], "ranks meet as their environment says");
+    block.rest();
+    minutes
 }
 
 fn recompute(block: &mut Block<'_>) -> Option<bool> {
@@ -104,7 +189,6 @@ pub(crate) fn bystanders(root: &mut Block<'_>, report: &Report) {
         ("wandb", "metrics go to the `steps` and `losses` tables and to the events of `--json`"),
         ("mlflow", "metrics go to the `steps` and `losses` tables and to the events of `--json`"),
         ("comet", "metrics go to the `steps` and `losses` tables and to the events of `--json`"),
-        ("dist_env", "one device here: no process group is made"),
         ("profiling", "use `nsys` or `perf` on the stage program"),
         ("ci", "belongs to the peer's own tests"),
         ("slurm", "start `pipeline run` in a job script"),

@@ -29,6 +29,7 @@ use spec::Problem;
 pub(crate) use additions::{Ema, Samples, Validation};
 pub(crate) use checkpoint::Checkpoint;
 pub(crate) use data::Data;
+pub(crate) use distributed::Distributed;
 pub(crate) use flow_matching::FlowMatching;
 pub(crate) use lr_scheduler::{LrScheduler, Rates};
 pub(crate) use model::{Mode, Model};
@@ -54,9 +55,9 @@ pub(crate) struct Config {
     pub(crate) ema: Option<Ema>,
     pub(crate) validation: Option<Validation>,
     pub(crate) samples: Option<Samples>,
-    /// Activations inside blocks are computed again in the backward pass: less memory, more time, the same numbers.
+    /// How the run is spread over ranks and in time; moves no number.
     #[serde(skip)]
-    pub(crate) activation_checkpointing: bool,
+    pub(crate) distributed: Distributed,
 }
 
 /// A training recipe that was read, with what there is to say about it.
@@ -106,7 +107,7 @@ impl Config {
             ema: root.block("ema").map(Ema::read),
             validation: root.block("validation").map(Validation::read),
             samples: root.block("samples").map(Samples::read),
-            activation_checkpointing: distributed::activation_checkpointing(root),
+            distributed: Distributed::read(root),
             optimizer,
             lr_scheduler,
         };

@@ -64,6 +64,12 @@ pub(crate) fn merge(config: Option<&str>, table: Map<String, Value>, base_dir: &
     let mut notes = Vec::new();
     let mut values = migrated(parse(file.as_deref(), &text)?, &mut notes);
     let table = migrated(table, &mut notes);
+    // Blocks of which there is one at most: that of the table stands in for that of the file.
+    for (block, other) in [("fsdp", "ddp"), ("ddp", "fsdp")] {
+        if table.contains_key(block) && !table.contains_key(other) {
+            values.remove(other);
+        }
+    }
     overlay(&mut values, &table);
     let lines = key_lines(&text);
     Ok(Merged { values, origin: Origin { file, lines, table: Value::Object(table) }, notes })

@@ -78,7 +78,7 @@ fn our_copies_of_the_published_files_are_accepted() {
         assert_eq!((config.flow_matching.cfg_dropout_prob, config.flow_matching.guidance_scale), (0.1, 1.0));
         assert_eq!((config.optimizer.lr, config.clip_grad_norm), (2e-5, Some(1.0)));
         assert_eq!(config.peft.is_some(), file.contains("lora"));
-        assert!(!config.activation_checkpointing);
+        assert!(!config.distributed.recompute);
     }
 }
 
@@ -94,7 +94,7 @@ fn no_file_means_our_copy_of_the_published_full_fine_tune() {
 fn keys_without_effect_are_answered_in_one_line_each() {
     let notes = load(Some("flux_t2i_flow.yaml"), Map::new(), &recipes()).unwrap().notes;
     for key in
-        ["model.transformer_engine_fp8:", "model.attention_backend:", "fsdp.dp_size:", "fsdp.enable_fsdp2_prefetch:"]
+        ["model.transformer_engine_fp8:", "model.attention_backend:", "fsdp.enable_fsdp2_prefetch:"]
     {
         assert_eq!(notes.iter().filter(|note| note.starts_with(key)).count(), 1, "{key} in {notes:#?}");
     }
@@ -106,7 +106,7 @@ fn the_old_schema_is_read_with_a_note_each() {
     let loaded = loaded(OLD_SCHEMA, json!({}));
     assert_eq!(loaded.problems, []);
     assert_eq!(loaded.config.optimizer, Optimizer { lr: 3e-5, weight_decay: 0.02, betas: (0.9, 0.98), eps: 1e-8 });
-    for key in ["optim.learning_rate", "optim.optimizer", "step_scheduler.log_every", "dist_env", "ci"] {
+    for key in ["optim.learning_rate", "optim.optimizer", "step_scheduler.log_every", "ci"] {
         assert!(loaded.notes.iter().any(|note| note.starts_with(key)), "{key}");
     }
     // Absent keys take the peer's class defaults.
@@ -253,4 +253,37 @@ fn what_moves_a_number_moves_the_key() {
         assert!(!seen.contains(&key), "{over}");
         seen.push(key);
     }
+}
+
+#[test]
+fn a_mesh_that_does_not_fit_or_is_not_built_is_refused_in_one_line() {
+    let refused = |over: Value, ranks| {
+        let problem = loaded(OLD_SCHEMA, over).config.distributed.mesh(ranks).unwrap_err();
+        (problem.field.unwrap_or_default(), problem.message)
+    };
+    let (field, message) = refused(json!({"ddp": {"dp_size": 8}}), 2);
+    assert_eq!((field.as_str(), message.as_str()), ("ddp.dp_size", "`ddp`: dp_size 8 is 8 ranks, but the run has 2 ranks"));
+    for (key, what) in [("tp_size", "tensor"), ("cp_size", "context"), ("pp_size", "pipeline"), ("ep_size", "expert")] {
+        for ranks in [1, 2] {
+            let (field, message) = refused(json!({"fsdp": {key: 2}}), ranks);
+            assert_eq!(field, format!("fsdp.{key}"));
+            assert_eq!(message, format!("`fsdp`: {key} 2: {what} parallelism is not built yet"));
+        }
+    }
+    let mesh = |over: Value, ranks| loaded(OLD_SCHEMA, over).config.distributed.mesh(ranks).unwrap();
+    assert_eq!(mesh(json!({"fsdp": {"dp_size": 8}}), 1), spec::Mesh::alone());
+    let remarks = loaded(OLD_SCHEMA, json!({"fsdp": {"dp_size": 8}})).config.distributed.remarks(1);
+    assert!(remarks.len() == 1 && remarks[0].starts_with("fsdp.dp_size: 8: one rank here"), "{remarks:?}");
+    assert_eq!(mesh(json!({"ddp": {}}), 3), spec::Mesh::replicated(3));
+    assert_eq!(mesh(json!({}), 3), spec::Mesh::replicated(3));
+    assert_eq!(loaded(OLD_SCHEMA, json!({"dist_env": {"timeout_minutes": 0.5}})).config.distributed.timeout.as_secs(), 30);
+}
+
+#[test]
+fn a_block_of_the_table_takes_the_place_of_the_files_other_one() {
+    let file = format!("{OLD_SCHEMA}\nfsdp:\n  dp_size: 8\n");
+    let ddp = loaded(&file, json!({"ddp": {}}));
+    assert_eq!(ddp.problems, []);
+    assert_eq!(ddp.config.distributed.mesh(2).unwrap(), spec::Mesh::replicated(2));
+    assert_eq!(loaded(&file, json!({"fsdp": {"dp_size": 2}})).problems, []);
 }

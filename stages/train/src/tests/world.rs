@@ -8,7 +8,7 @@ use nn::Weights;
 use nn::rng::Stream;
 use serde_json::{Value, json};
 use spec::Bucket;
-use stage::{CONTRACT, Events, Failure, Outcome, ResolvedSource, RunRequest, SourceKind, Stage, Work};
+use stage::{CONTRACT, Events, Failure, Outcome, ResolvedSource, RunRequest, SourceKind, Work};
 use tables::{
     Caption, CaptionsWriter, LatentMeta, Loss, Normalisation, ShardRow, ShardWriter, Step, TextMeta, caption_digest,
 };
@@ -99,13 +99,27 @@ impl World {
 
     /// As [`World::run`]; `interrupted`: someone pressed ctrl-C before the first step.
     pub(super) fn run_until(&self, name: &str, over: &Value, interrupted: bool) -> Result<Outcome, Failure> {
+        crate::trainer::run(&self.work(name, over, interrupted), &spec::Launch::alone())
+    }
+
+    /// Runs the stage as `ranks` ranks, threads of this process; what the first of them gave, after all agree.
+    pub(super) fn run_ranks(&self, name: &str, ranks: usize, over: &Value) -> Result<Outcome, Failure> {
+        let mut ended = comm::testing::launches(ranks, |launch| {
+            crate::trainer::run(&self.work(name, over, false), launch)
+        });
+        let (ok, all) = (ended.iter().filter(|ended| ended.is_ok()).count(), ended.len());
+        assert!(ok == 0 || ok == all, "{ended:?}");
+        ended.swap_remove(0)
+    }
+
+    fn work(&self, name: &str, over: &Value, interrupted: bool) -> Work<Train> {
         let mut table = self.common.clone();
         overlay(&mut table, over);
         let split = |keys: &[&str], inside: bool| -> Value {
             let entries = table.as_object().unwrap().iter().filter(|(key, _)| keys.contains(&key.as_str()) == inside);
             Value::Object(entries.map(|(k, v)| (k.clone(), v.clone())).collect())
         };
-        let operational = ["fsdp", "ddp"];
+        let operational = ["fsdp", "ddp", "dist_env"];
         let source = ResolvedSource {
             kind: SourceKind::Path,
             location: model().to_string_lossy().into_owned(),
@@ -122,7 +136,7 @@ impl World {
         if interrupted {
             events.interrupt();
         }
-        Train::run(&Work {
+        Work {
             parameters: serde_json::from_value(split(&operational, false)).unwrap(),
             settings: serde_json::from_value(split(&operational, true)).unwrap(),
             request: RunRequest {
@@ -139,7 +153,7 @@ impl World {
                 threads: 1,
             },
             events,
-        })
+        }
     }
 
     /// (step, sample) → loss of a run.

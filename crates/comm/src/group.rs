@@ -1,0 +1,230 @@
+//! A group of ranks and its collectives. Each call starts in the background and is done when its [`Pending`] is.
+//!
+//! All members must make the same calls in the same order. In checked mode, the mode a group begins in, they compare
+//! notes before each call, so that a difference is an error on all of them; afterwards a run that repeats its calls may
+//! [go without](Group::trust).
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tch::{Device, Kind, Tensor};
+use torch::distributed::{self, Reduction, Work};
+
+use crate::error::{Error, Result};
+
+/// Who this rank is in a group.
+#[derive(Debug, Clone)]
+pub(crate) struct Member {
+    pub(crate) rank: usize,
+    pub(crate) world: usize,
+    /// Place in `ranks`.
+    pub(crate) index: usize,
+    pub(crate) ranks: Vec<usize>,
+}
+
+impl Member {
+    pub(crate) fn lost(&self, call: &str, error: &torch::Error) -> Error {
+        let reason = error.to_string();
+        let reason = reason.strip_prefix("libtorch: ").unwrap_or(&reason).to_owned();
+        Error::Lost { rank: self.rank, world: self.world, call: call.to_owned(), with: self.ranks.clone(), reason }
+    }
+}
+
+/// Ranks that act together.
+#[derive(Debug)]
+pub struct Group {
+    member: Member,
+    /// `None` for a single rank. Calls are made one at a time, in order.
+    backend: Option<Mutex<distributed::Group>>,
+    timeout: Duration,
+    calls: AtomicU64,
+    checked: AtomicBool,
+}
+
+/// A collective under way; its tensors are settled after [`Pending::wait`].
+#[derive(Debug)]
+#[must_use = "a collective is over when it was waited for"]
+pub struct Pending {
+    work: Option<Work>,
+    member: Member,
+    call: String,
+    timeout: Duration,
+}
+
+impl Pending {
+    /// Until it is done on this rank.
+    pub fn wait(self) -> Result<()> {
+        let Self { work, member, call, timeout } = self;
+        work.map_or(Ok(()), |work| work.wait(timeout)).map_err(|error| member.lost(&call, &error))
+    }
+}
+
+/// What one rank asks for, as numbers that ranks can compare.
+type Note = [i64; 5];
+
+/// Names of calls, by their first number in a [`Note`].
+const CALLS: [&str; 6] = ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier"];
+
+impl Group {
+    pub(crate) fn new(member: Member, backend: Option<distributed::Group>, timeout: Duration) -> Self {
+        let backend = backend.map(Mutex::new);
+        Self { member, backend, timeout, calls: AtomicU64::new(0), checked: AtomicBool::new(true) }
+    }
+
+    /// Members.
+    pub fn size(&self) -> usize {
+        self.member.ranks.len()
+    }
+
+    /// This rank's place among them.
+    pub fn index(&self) -> usize {
+        self.member.index
+    }
+
+    /// The members' ranks.
+    pub fn ranks(&self) -> &[usize] {
+        &self.member.ranks
+    }
+
+    /// Ends checked mode, on all members at the same point.
+    pub fn trust(&self) {
+        self.checked.store(false, Ordering::Relaxed);
+    }
+
+    /// `tensor` becomes the reduction of all members' tensors.
+    pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Pending> {
+        self.start([0, reduction as i64, kind_number(tensor), tensor.numel() as i64, 0], |backend| {
+            backend.all_reduce(tensor, reduction)
+        })
+    }
+
+    /// `tensor` becomes that of member `root`.
+    pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<Pending> {
+        self.must(root < self.size(), "broadcast", || format!("there is no member {root} of {}", self.size()))?;
+        self.start([1, root as i64, kind_number(tensor), tensor.numel() as i64, 0], |backend| {
+            backend.broadcast(tensor, root)
+        })
+    }
+
+    /// `output` becomes all members' inputs, one after the other.
+    pub fn all_gather(&self, output: &Tensor, input: &Tensor) -> Result<Pending> {
+        self.must_fit("all_gather", output, input)?;
+        if self.backend.is_none() {
+            copy(output, input)?;
+        }
+        let (to, from) = (output.f_view(-1)?, input.f_view(-1)?);
+        self.start([2, 0, kind_number(input), input.numel() as i64, 0], |backend| backend.all_gather(&to, &from))
+    }
+
+    /// `output` becomes this member's share of the sum of all inputs.
+    pub fn reduce_scatter(&self, output: &Tensor, input: &Tensor) -> Result<Pending> {
+        self.must_fit("reduce_scatter", input, output)?;
+        if self.backend.is_none() {
+            copy(output, input)?;
+        }
+        let (to, from) = (output.f_view(-1)?, input.f_view(-1)?);
+        self.start([3, 0, kind_number(input), input.numel() as i64, 0], |backend| backend.reduce_scatter(&to, &from))
+    }
+
+    /// Row ranges of `input` go to the members, `sent[i]` rows to member i; `output` collects `received[i]` rows from each.
+    pub fn all_to_all(&self, output: &Tensor, input: &Tensor, received: &[i64], sent: &[i64]) -> Result<Pending> {
+        let rows = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
+        let fits = [(input, sent), (output, received)]
+            .into_iter()
+            .all(|(tensor, counts)| counts.len() == self.size() && counts.iter().sum::<i64>() == rows(tensor));
+        self.must(fits && input.kind() == output.kind(), "all_to_all", || {
+            format!("{sent:?} rows of {:?} to {received:?} rows of {:?}", input.size(), output.size())
+        })?;
+        if self.backend.is_none() {
+            copy(output, input)?;
+        }
+        let width = input.size().iter().skip(1).product();
+        self.start([4, width, kind_number(input), 0, 0], |backend| backend.all_to_all(output, input, received, sent))
+    }
+
+    /// Done when every member has come.
+    pub fn barrier(&self) -> Result<()> {
+        self.start([5, 0, 0, 0, 0], distributed::Group::barrier)?.wait()
+    }
+
+    fn start(
+        &self,
+        mut note: Note,
+        call: impl FnOnce(&distributed::Group) -> torch::Result<Work>,
+    ) -> Result<Pending> {
+        let number = self.calls.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{} {number}", CALLS[note[0] as usize]);
+        let pending = |work| Pending { work, member: self.member.clone(), call: name.clone(), timeout: self.timeout };
+        let Some(backend) = &self.backend else { return Ok(pending(None)) };
+        let backend = backend.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.checked.load(Ordering::Relaxed) {
+            note[4] = number as i64;
+            self.compare(&backend, &note)?;
+        }
+        let work = call(&backend).map_err(|error| self.member.lost(&name, &error))?;
+        Ok(pending(Some(work)))
+    }
+
+    /// Fails on every member unless all are about to make the same call.
+    fn compare(&self, backend: &distributed::Group, own: &Note) -> Result<()> {
+        let notes = Tensor::f_zeros([(self.size() * own.len()) as i64], (Kind::Int64, Device::Cpu))?;
+        let compared = backend.all_gather(&notes, &Tensor::f_from_slice(own)?).and_then(|work| work.wait(self.timeout));
+        compared.map_err(|error| self.member.lost(&format!("{} {}", CALLS[own[0] as usize], own[4]), &error))?;
+        let flat = Vec::<i64>::try_from(notes)?;
+        if flat.chunks(own.len()).all(|note| note == own) {
+            return Ok(());
+        }
+        let calls = flat.chunks(own.len()).zip(&self.member.ranks).map(|(note, rank)| format!("rank {rank} {}", told(note)));
+        let Member { rank, world, .. } = self.member;
+        Err(Error::Mismatch { rank, world, calls: calls.collect::<Vec<_>>().join("; ") })
+    }
+
+    fn must_fit(&self, call: &str, whole: &Tensor, part: &Tensor) -> Result<()> {
+        let fits = whole.numel() == part.numel() * self.size() && whole.kind() == part.kind();
+        self.must(fits, call, || {
+            let shown = |tensor: &Tensor| format!("{} {:?}", tensor.numel(), tensor.kind());
+            format!("{} for {} members of {}", shown(whole), self.size(), shown(part))
+        })
+    }
+
+    fn must(&self, holds: bool, call: &str, reason: impl FnOnce() -> String) -> Result<()> {
+        let Member { rank, world, .. } = self.member;
+        if holds { Ok(()) } else { Err(Error::Call { rank, world, call: call.to_owned(), reason: reason() }) }
+    }
+}
+
+/// `all_reduce 3 (sum, 12 Float)`.
+fn told(note: &[i64]) -> String {
+    let name = CALLS.get(note[0] as usize).copied().unwrap_or("an unknown call");
+    let kind = KINDS.get(note[2] as usize).map_or_else(|| "?".to_owned(), |kind| format!("{kind:?}"));
+    let detail = match note[0] {
+        0 => format!(" ({}, {} {kind})", ["sum", "max", "min"].get(note[1] as usize).unwrap_or(&"?"), note[3]),
+        1 => format!(" (from member {}, {} {kind})", note[1], note[3]),
+        2 | 3 => format!(" ({} {kind})", note[3]),
+        4 => format!(" (rows of {} {kind})", note[1]),
+        _ => String::new(),
+    };
+    format!("makes {name} {}{detail}", note[4])
+}
+
+const KINDS: [Kind; 9] = [
+    Kind::Float,
+    Kind::BFloat16,
+    Kind::Half,
+    Kind::Double,
+    Kind::Int64,
+    Kind::Int,
+    Kind::Int16,
+    Kind::Uint8,
+    Kind::Bool,
+];
+
+fn kind_number(tensor: &Tensor) -> i64 {
+    KINDS.iter().position(|kind| *kind == tensor.kind()).map_or(-1, |place| place as i64)
+}
+
+fn copy(to: &Tensor, from: &Tensor) -> Result<()> {
+    tch::no_grad(|| to.f_view(-1)?.f_copy_(&from.f_view(-1)?))?;
+    Ok(())
+}

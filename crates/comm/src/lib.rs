@@ -1,0 +1,16 @@
+//! Ranks that act together: how they meet, which of them form groups, and the collectives of a group.
+//!
+//! libtorch's c10d does the work (Gloo between CPUs); this crate knows who the ranks are, checks what they ask for, and
+//! says which rank saw what fail. It knows no parameter, layer or model.
+
+mod error;
+mod group;
+pub mod testing;
+#[cfg(test)]
+mod tests;
+mod world;
+
+pub use error::{Error, Result};
+pub use group::{Group, Pending};
+pub use torch::distributed::Reduction;
+pub use world::World;

@@ -1,0 +1,34 @@
+//! Ranks as threads of one process, each with its own connections: the same code as ranks that are processes.
+
+use std::thread;
+use std::time::Duration;
+
+use spec::{Launch, Meeting};
+use torch::distributed::Store;
+
+use crate::World;
+
+/// Runs `body` on `count` ranks at once and returns what each gave, by rank. A panic of one is a panic here.
+pub fn ranks<T: Send>(count: usize, timeout: Duration, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
+    launches(count, |launch| {
+        let world = World::join(launch, timeout).expect("the ranks meet");
+        body(&world)
+    })
+}
+
+/// As [`ranks`], for programs that join by themselves.
+pub fn launches<T: Send>(count: usize, body: impl Fn(&Launch) -> T + Sync) -> Vec<T> {
+    let (_store, port) = Store::serve(0, Duration::from_secs(60)).expect("a port of this host");
+    let body = &body;
+    thread::scope(|scope| {
+        let start = |rank| {
+            let meeting =
+                Meeting { host: "127.0.0.1".to_owned(), port, served: true, prefix: String::new() };
+            let launch =
+                Launch { rank, world: count, local_rank: rank, local_world: count, meeting: Some(meeting) };
+            scope.spawn(move || body(&launch))
+        };
+        let running: Vec<_> = (0..count).map(start).collect();
+        running.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+    })
+}

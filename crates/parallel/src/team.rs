@@ -1,0 +1,123 @@
+//! The ranks of a run on their mesh, and the small things they tell each other: counts, flags, losses.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use comm::{Group, Reduction, World};
+use spec::{Launch, Mesh};
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{Error, Result};
+
+/// This rank among those of the run.
+#[derive(Debug)]
+pub struct Team {
+    world: World,
+    mesh: Mesh,
+    everyone: Arc<Group>,
+    data: Arc<Group>,
+}
+
+impl Team {
+    /// One rank.
+    pub fn alone() -> Result<Self> {
+        Self::on(World::alone(), Mesh::alone())
+    }
+
+    /// Meets the other ranks; nothing between ranks ever takes longer than `timeout`.
+    pub fn join(launch: &Launch, mesh: Mesh, timeout: Duration) -> Result<Self> {
+        Self::on(World::join(launch, timeout)?, mesh)
+    }
+
+    fn on(world: World, mesh: Mesh) -> Result<Self> {
+        if world.size() != mesh.world() {
+            return Err(Error::Unfit(format!("a mesh of {mesh} for {} ranks", world.size())));
+        }
+        let (everyone, data) = (world.everyone()?, world.group(&mesh.data_group(world.rank()))?);
+        Ok(Self { world, mesh, everyone, data })
+    }
+
+    /// Whether this rank writes what is written once.
+    pub fn leads(&self) -> bool {
+        self.world.rank() == 0
+    }
+
+    /// The mesh.
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    /// Which share of the data is this rank's, of how many.
+    pub fn share(&self) -> (usize, usize) {
+        (self.data.index(), self.data.size())
+    }
+
+    /// The ranks that see different samples.
+    pub fn data(&self) -> &Arc<Group> {
+        &self.data
+    }
+
+    /// Waits for all ranks.
+    pub fn barrier(&self) -> Result<()> {
+        Ok(self.everyone.barrier()?)
+    }
+
+    /// Whether the flag is set on any rank.
+    pub fn any(&self, flag: bool) -> Result<bool> {
+        Ok(self.greatest(f64::from(u8::from(flag)))? > 0.0)
+    }
+
+    /// The greatest of the ranks' numbers.
+    pub fn greatest(&self, number: f64) -> Result<f64> {
+        Ok(self.reduced(&[number], Reduction::Max)?[0])
+    }
+
+    /// The sums of the ranks' numbers, place by place.
+    pub fn sums(&self, numbers: &[f64]) -> Result<Vec<f64>> {
+        self.reduced(numbers, Reduction::Sum)
+    }
+
+    fn reduced(&self, numbers: &[f64], reduction: Reduction) -> Result<Vec<f64>> {
+        let tensor = Tensor::f_from_slice(numbers)?;
+        self.everyone.all_reduce(&tensor, reduction)?.wait()?;
+        Ok(Vec::try_from(tensor)?)
+    }
+
+    /// The numbers of every share of the data; all ranks know that share i has `counts[i]` of them.
+    pub fn gather(&self, own: &[f32], counts: &[usize]) -> Result<Vec<Vec<f32>>> {
+        let widest = counts.iter().max().copied().unwrap_or(0) as i64;
+        let padded = Tensor::f_zeros([widest], (Kind::Float, Device::Cpu))?;
+        padded.f_narrow(0, 0, own.len() as i64)?.f_copy_(&Tensor::f_from_slice(own)?)?;
+        let all = Tensor::f_zeros([widest * counts.len() as i64], (Kind::Float, Device::Cpu))?;
+        self.data.all_gather(&all, &padded)?.wait()?;
+        let rows = all.f_view([counts.len() as i64, widest])?;
+        let row = |(share, count): (usize, &usize)| {
+            Ok(Vec::try_from(rows.f_get(share as i64)?.f_narrow(0, 0, *count as i64)?.f_contiguous()?)?)
+        };
+        counts.iter().enumerate().map(row).collect()
+    }
+
+    /// Fails on every rank unless all have the same `value` of `what`.
+    pub fn same(&self, what: &str, value: u64) -> Result<()> {
+        let own = Tensor::f_from_slice(&[value as i64])?;
+        let all = Tensor::f_zeros([self.everyone.size() as i64], (Kind::Int64, Device::Cpu))?;
+        self.everyone.all_gather(&all, &own)?.wait()?;
+        let all: Vec<i64> = Vec::try_from(all)?;
+        let (rank, world) = (self.world.rank(), self.world.size());
+        match all.iter().position(|other| *other != value as i64) {
+            Some(other) => Err(Error::Differ { rank, world, what: what.to_owned(), other }),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends checked mode: from now on the calls of one step are those of the last.
+    pub fn trust(&self) {
+        self.everyone.trust();
+        self.data.trust();
+    }
+
+    /// Parts from the others, who all succeeded, too.
+    pub fn leave(self) -> Result<()> {
+        Ok(self.world.leave()?)
+    }
+}

@@ -1,0 +1,121 @@
+// Process groups: a TCP store to meet at, and collectives over Gloo, each an asynchronous work.
+#include "shim.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <algorithm>
+#include <cstring>
+
+namespace {
+// Heap-held references: what Rust owns.
+using Store = c10::intrusive_ptr<c10d::Store>;
+using Group = c10::intrusive_ptr<c10d::Backend>;
+using Work = c10::intrusive_ptr<c10d::Work>;
+using Milliseconds = std::chrono::milliseconds;
+
+c10d::ReduceOp reduction(int kind) {
+  return kind == 0 ? c10d::ReduceOp::SUM : kind == 1 ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN;
+}
+
+template <class F>
+Work* started(F&& body) {
+  return shim::guarded<Work*>(nullptr, [&] { return new Work(body()); });
+}
+}  // namespace
+
+extern "C" {
+
+// A server when `server`; otherwise a client that waits for one. `workers` clients are awaited, unless 0.
+Store* shim_store_tcp(const char* host, uint16_t port, int server, size_t workers, int64_t timeout) {
+  return shim::guarded<Store*>(nullptr, [&] {
+    c10d::TCPStoreOptions options;
+    options.port = port;
+    options.isServer = server != 0;
+    if (workers > 0) options.numWorkers = workers;
+    options.waitWorkers = workers > 0;
+    options.timeout = Milliseconds(timeout);
+    return new Store(c10::make_intrusive<c10d::TCPStore>(host, options));
+  });
+}
+int shim_store_port(Store* store) { return static_cast<c10d::TCPStore*>(store->get())->getPort(); }
+Store* shim_store_prefix(Store* store, const char* prefix) {
+  return shim::guarded<Store*>(nullptr, [&] { return new Store(c10::make_intrusive<c10d::PrefixStore>(prefix, *store)); });
+}
+int shim_store_set(Store* store, const char* key, const uint8_t* bytes, size_t count) {
+  return shim::guarded(-1, [&] {
+    (*store)->set(key, std::vector<uint8_t>(bytes, bytes + count));
+    return 0;
+  });
+}
+// Waits for the key; copies at most `room` bytes and returns how many there are.
+int64_t shim_store_get(Store* store, const char* key, uint8_t* bytes, size_t room) {
+  return shim::guarded<int64_t>(-1, [&] {
+    const std::vector<uint8_t> value = (*store)->get(key);
+    std::memcpy(bytes, value.data(), std::min(room, value.size()));
+    return static_cast<int64_t>(value.size());
+  });
+}
+int shim_store_wait(Store* store, const char* key, int64_t timeout) {
+  return shim::guarded(-1, [&] {
+    (*store)->wait({key}, Milliseconds(timeout));
+    return 0;
+  });
+}
+int64_t shim_store_add(Store* store, const char* key, int64_t by) {
+  return shim::guarded<int64_t>(-1, [&] { return (*store)->add(key, by); });
+}
+void shim_store_free(Store* store) { delete store; }
+
+// `address` is this host's own, that the others reach it at.
+Group* shim_group_gloo(Store* store, int rank, int size, const char* address, int64_t timeout) {
+  return shim::guarded<Group*>(nullptr, [&] {
+    auto options = c10d::ProcessGroupGloo::Options::create(Milliseconds(timeout));
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    return new Group(c10::make_intrusive<c10d::ProcessGroupGloo>(*store, rank, size, options));
+  });
+}
+void shim_group_free(Group* group) { delete group; }
+
+Work* shim_all_reduce(Group* group, Handle tensor, int kind) {
+  return started([&] {
+    std::vector<at::Tensor> tensors{*tensor};
+    c10d::AllreduceOptions options;
+    options.reduceOp = reduction(kind);
+    return (*group)->allreduce(tensors, options);
+  });
+}
+Work* shim_broadcast(Group* group, Handle tensor, int root) {
+  return started([&] {
+    std::vector<at::Tensor> tensors{*tensor};
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    return (*group)->broadcast(tensors, options);
+  });
+}
+Work* shim_all_gather(Group* group, Handle output, Handle input) {
+  return started([&] { return (*group)->_allgather_base(*output, *input); });
+}
+Work* shim_reduce_scatter(Group* group, Handle output, Handle input) {
+  return started([&] { return (*group)->_reduce_scatter_base(*output, *input); });
+}
+Work* shim_all_to_all(Group* group, Handle output, Handle input, const int64_t* received, const int64_t* sent, size_t n) {
+  return started([&] {
+    std::vector<int64_t> to(received, received + n), from(sent, sent + n);
+    return (*group)->alltoall_base(*output, *input, to, from);
+  });
+}
+Work* shim_barrier(Group* group) {
+  return started([&] { return (*group)->barrier(); });
+}
+
+int shim_work_wait(Work* work, int64_t timeout) {
+  return shim::guarded(-1, [&] {
+    (*work)->wait(Milliseconds(timeout));
+    return 0;
+  });
+}
+void shim_work_free(Work* work) { delete work; }
+}

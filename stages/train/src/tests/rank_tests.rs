@@ -1,0 +1,102 @@
+//! Law L6: a run on several ranks is the run on one, whatever the split, and goes on elsewhere.
+
+use serde_json::{Value, json};
+use stage::Exit;
+use tables::Validation;
+
+use super::world::{SQUARE, TALL, World, difference};
+
+const STATE: [&str; 2] = ["training_state/weights", "training_state/optimizer"];
+
+/// Losses, gradient norms, weights and optimizer state of two runs, up to the rounding of sums taken in another order.
+#[track_caller]
+fn assert_same_run(world: &World, one: &str, other: &str, last: &str) {
+    let (a, b) = (world.losses(one), world.losses(other));
+    assert_eq!(a.keys().collect::<Vec<_>>(), b.keys().collect::<Vec<_>>());
+    for (key, loss) in &a {
+        assert!((loss - b[key]).abs() <= 2e-5 * loss.abs(), "{key:?}: {loss} {}", b[key]);
+    }
+    let (a, b) = (world.steps(one), world.steps(other));
+    assert_eq!(a.len(), b.len());
+    for (a, b) in a.iter().zip(&b) {
+        assert_eq!((a.step, a.epoch, a.samples, a.lr), (b.step, b.epoch, b.samples, b.lr));
+        assert!((a.loss - b.loss).abs() <= 1e-5 * a.loss, "{} {}", a.loss, b.loss);
+        assert!((a.grad_norm - b.grad_norm).abs() <= 2e-5 * a.grad_norm, "{} {}", a.grad_norm, b.grad_norm);
+    }
+    assert_eq!(world.checkpoints(one), world.checkpoints(other));
+    for file in STATE {
+        let file = format!("{last}/{file}.safetensors");
+        // AdamW divides by the root of the second moment, which magnifies rounding of tiny gradients.
+        let far = difference(&world.tensors(one, &file), &world.tensors(other, &file));
+        assert!(far < 1e-3, "{file}: {far}");
+    }
+}
+
+fn over(local: u64) -> Value {
+    json!({"step_scheduler": {"local_batch_size": local}, "ema": {"decay": 0.9}, "dist_env": {"timeout_minutes": 2}})
+}
+
+/// `over` with the block `fsdp` or `ddp`.
+fn spread(over: &Value, block: &str, keys: Value) -> Value {
+    let mut over = over.clone();
+    over[block] = keys;
+    over
+}
+
+#[test]
+fn copies_on_ranks_train_as_one_does() {
+    let world = World::new(&[(SQUARE, 7), (TALL, 5)]);
+    world.run("one", over(8)).unwrap();
+    // 12 samples in steps of 8 and 4: with 3 ranks of micro-batches of 2, shares differ and some are empty.
+    for (ranks, local) in [(2, 4), (3, 2)] {
+        let name = format!("on {ranks}");
+        let outcome = world.run_ranks(&name, ranks, &spread(&over(local), "ddp", json!({}))).unwrap();
+        assert_eq!((outcome.ledger.taken, outcome.ledger.out), (12, 12));
+        assert_same_run(&world, "one", &name, "epoch_1_step_3");
+        let ema = "epoch_1_step_3/training_state/ema.safetensors";
+        assert!(difference(&world.tensors("one", ema), &world.tensors(&name, ema)) < 1e-3);
+    }
+}
+
+#[test]
+fn a_run_goes_on_with_another_number_of_ranks() {
+    let world = World::new(&[(SQUARE, 5), (TALL, 4)]);
+    world.run("whole", over(4)).unwrap();
+    for (first, second) in [(2, 1), (1, 2)] {
+        let name = format!("{first} then {second}");
+        world.run_ranks(&name, first, &spread(&over(4), "ddp", json!({}))).unwrap();
+        fs_err::remove_dir_all(world.output(&format!("{name}/epoch_1_step_3"))).unwrap();
+        world.run_ranks(&name, second, &spread(&over(2), "ddp", json!({}))).unwrap();
+        assert_same_run(&world, "whole", &name, "epoch_1_step_3");
+    }
+}
+
+#[test]
+fn an_adapter_its_dropout_and_validation_do_not_depend_on_ranks() {
+    let world = World::new(&[(SQUARE, 8)]);
+    let over = json!({
+        "peft": {"dim": 2, "alpha": 4, "target_modules": ["*.attn.to_q", "*.attn.to_out.0"], "dropout": 0.1},
+        "ddp": {"activation_checkpointing": true},
+        "step_scheduler": {"local_batch_size": 2},
+        "validation": {"count": 3, "every_steps": 2, "sigmas": [0.2, 0.8]},
+    });
+    world.run("one", over.clone()).unwrap();
+    world.run_ranks("two", 2, &over).unwrap();
+    let last = world.checkpoints("one").pop().unwrap();
+    assert_same_run(&world, "one", "two", &last);
+    let rows = |name: &str| -> Vec<Validation> { tables::read(&world.output(name).join("validation.parquet")).unwrap() };
+    let (one, two) = (rows("one"), rows("two"));
+    assert_eq!(one.len(), two.len());
+    for (a, b) in one.iter().zip(&two) {
+        assert!(a.step == b.step && a.sigma == b.sigma && (a.loss - b.loss).abs() < 1e-5 * a.loss, "{a:?} {b:?}");
+    }
+}
+
+#[test]
+fn a_broken_sample_stops_all_ranks_with_its_name() {
+    let world = World::with_latents(&[(SQUARE, 4)], |id, n| vec![if id.ends_with("-2") { f32::NAN } else { 0.1 }; n]);
+    let failure = world.run_ranks("run", 2, &json!({"step_scheduler": {"local_batch_size": 2}, "ddp": {}})).unwrap_err();
+    assert_eq!(failure.exit, Exit::Numbers);
+    assert!(failure.problem.message.contains("`64x64-2` (sigma 0."), "{}", failure.problem.message);
+    assert_eq!(world.checkpoints("run"), [""; 0]);
+}
