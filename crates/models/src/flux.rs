@@ -305,6 +305,10 @@ impl Block for Join {
     fn forward(&self, stream: &[Tensor], _shared: &[Tensor]) -> nn::Result<Vec<Tensor>> {
         Ok(vec![Tensor::f_cat(stream, 1)?])
     }
+
+    fn has_parameters(&self) -> bool {
+        false
+    }
 }
 
 /// Attention and feed-forward side by side on the joined stream.

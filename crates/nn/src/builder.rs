@@ -13,6 +13,7 @@ use torch::Shared;
 use crate::error::{Error, Result, nearest, some_of};
 use crate::init::Init;
 use crate::lora::{self, Controls};
+use crate::part::Part;
 use crate::weights::Weights;
 
 /// How parameters are held.
@@ -62,6 +63,8 @@ pub struct Parameters {
     pub weights: Vec<Named>,
     /// `<module>.lora_A.weight` and `<module>.lora_B.weight`; empty without an adapter.
     pub adapter: Vec<Named>,
+    /// Of a [split](Builder::split) build, what is held of each of `weights`: flat, `[elements]`. Else empty.
+    pub parts: Vec<Named>,
     pub(crate) spec: Option<lora::Spec>,
     pub(crate) controls: Arc<Controls>,
 }
@@ -69,7 +72,8 @@ pub struct Parameters {
 impl Parameters {
     /// Those that require a gradient.
     pub fn trainable(&self) -> Vec<Named> {
-        self.weights.iter().chain(&self.adapter).filter(|named| named.tensor.requires_grad()).cloned().collect()
+        let held = if self.parts.is_empty() { &self.weights } else { &self.parts };
+        held.iter().chain(&self.adapter).filter(|named| named.tensor.requires_grad()).cloned().collect()
     }
 
     /// The adapter's settings, if there is one.
@@ -100,10 +104,19 @@ struct Construction {
     options: BuildOptions,
     weights: Vec<Named>,
     adapter: Vec<Named>,
+    parts: Vec<Named>,
+    split: Option<Split>,
     controls: Arc<Controls>,
     /// Keys asked for or declared to be ignored.
     known: BTreeSet<String>,
     linears: Vec<String>,
+}
+
+/// See [`Builder::split`].
+#[derive(Clone, Copy)]
+struct Split {
+    part: Part,
+    compute: Kind,
 }
 
 /// A place in the tree of modules; cheap to clone, all clones feed the same [`Parameters`].
@@ -137,11 +150,28 @@ impl Builder {
             options,
             weights: Vec::new(),
             adapter: Vec::new(),
+            parts: Vec::new(),
+            split: None,
             controls: Arc::default(),
             known: BTreeSet::new(),
             linears: Vec::new(),
         };
         Self { path: String::new(), wide: false, shared: Rc::new(RefCell::new(shared)) }
+    }
+
+    /// Holds, and reads, only `part` of each checkpoint tensor. Layers get tensors without memory, to be filled for each use:
+    /// in `compute` where they are trained, in the storage kind where not. Adapters are held whole.
+    #[must_use]
+    pub fn split(self, part: Part, compute: Kind) -> Self {
+        {
+            let mut shared = self.shared.borrow_mut();
+            shared.split = Some(Split { part, compute });
+            shared.source = match std::mem::replace(&mut shared.source, Source::Meta) {
+                Source::Weights(weights) => Source::Weights(weights.split(part)),
+                other => other,
+            };
+        }
+        self
     }
 
     /// The child module `segment` (which may hold dots: `norm.linear`).
@@ -188,18 +218,35 @@ impl Builder {
         let BuildOptions { device, storage, trainable, ref adapter } = shared.options;
         let trained = trainable && adapter.is_none();
         let storage = if self.wide { Kind::Float } else { storage };
-        let tensor = match &shared.source {
-            Source::Weights(weights) => {
-                let tensor = weights.tensor_of_shape(&name, shape)?;
-                tch::no_grad(|| tensor.f_to_device(device)?.f_to_kind(storage))?
+        let placed = |tensor: Tensor| tch::no_grad(|| tensor.f_to_device(device)?.f_to_kind(storage));
+        let held = match &shared.source {
+            Source::Weights(weights) => placed(weights.tensor_of_whole_shape(&name, shape)?)?,
+            Source::Random(seed) => {
+                let values = init.values(*seed, &name, shape)?;
+                placed(match shared.split {
+                    None => values,
+                    Some(Split { part, .. }) => {
+                        let range = part.range(values.numel());
+                        values.f_reshape([-1])?.f_narrow(0, range.start as i64, range.len() as i64)?.copy()
+                    }
+                })?
             }
-            Source::Random(seed) => init.values(*seed, &name, shape)?.f_to_device(device)?.f_to_kind(storage)?,
             Source::Meta => Tensor::f_zeros([1], (storage, Device::Cpu))?.f_expand(shape, false)?,
         };
         if !shared.known.insert(name.clone()) {
             return Err(Error::Invalid(format!("parameter `{name}` is defined twice")));
         }
-        let tensor = tensor.f_set_requires_grad(trained)?;
+        let held = held.f_set_requires_grad(trained)?;
+        let tensor = match shared.split {
+            None => held,
+            Some(Split { compute, .. }) => {
+                shared.parts.push(Named { name: name.clone(), tensor: held });
+                let kind = if trained && !self.wide { compute } else { storage };
+                let empty = Tensor::f_empty(shape, (kind, device))?;
+                torch::storage::free(&empty)?;
+                empty.f_set_requires_grad(trained)?
+            }
+        };
         shared.weights.push(Named { name, tensor: tensor.shallow_clone() });
         Ok(tensor.into())
     }
@@ -240,6 +287,7 @@ impl Builder {
         Ok(Parameters {
             weights: shared.weights.clone(),
             adapter: shared.adapter.clone(),
+            parts: shared.parts.clone(),
             spec: shared.options.adapter.clone(),
             controls: Arc::clone(&shared.controls),
         })

@@ -169,11 +169,25 @@ pub fn clip_gradients(parameters: &[Named], max_norm: f64) -> Result<f64> {
         let bad = names.iter().zip(&gradients).filter(|(_, gradient)| !finite(gradient)).map(|(name, _)| *name);
         return Err(Error::NonFinite { norm, names: some_of(bad) });
     }
-    let factor = tensor.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(max_norm)?;
-    if f64::try_from(&factor)? < 1.0 {
-        torch::ops::scale(&gradients, &factor)?;
-    }
+    scale_down(&gradients, &tensor, max_norm)?;
     Ok(norm)
+}
+
+/// As [`clip_gradients`], where these are a part of all gradients, whose norm is `norm`.
+pub fn clip_part(parameters: &[Named], norm: f64, max_norm: f64) -> Result<()> {
+    let gradients = gradients(parameters).1;
+    match gradients.first() {
+        Some(first) => scale_down(&gradients, &Tensor::f_full([], norm, (Kind::Float, first.device()))?, max_norm),
+        None => Ok(()),
+    }
+}
+
+fn scale_down(gradients: &[Tensor], norm: &Tensor, max_norm: f64) -> Result<()> {
+    let factor = norm.f_add_scalar(1e-6)?.f_reciprocal()?.f_mul_scalar(max_norm)?;
+    if f64::try_from(&factor)? < 1.0 {
+        torch::ops::scale(gradients, &factor)?;
+    }
+    Ok(())
 }
 
 fn gradients(parameters: &[Named]) -> (Vec<&str>, Vec<Tensor>) {

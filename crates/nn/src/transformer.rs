@@ -44,6 +44,10 @@ pub struct State {
 pub trait Block {
     /// The next stream; gradients flow through both arguments.
     fn forward(&self, stream: &[Tensor], shared: &[Tensor]) -> Result<Vec<Tensor>>;
+    /// Whether it has parameters; their paths then begin with its module's, `<list>.<number>.`.
+    fn has_parameters(&self) -> bool {
+        true
+    }
 }
 
 /// A block that backward may hold on to and run again on another thread.

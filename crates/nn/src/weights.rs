@@ -12,6 +12,7 @@ use tch::{Kind, Tensor};
 
 use crate::builder::missing;
 use crate::error::{Error, Result};
+use crate::part::Part;
 
 /// Largest header accepted, that of the reference implementation.
 const HEADER_LIMIT: u64 = 100_000_000;
@@ -31,6 +32,8 @@ struct Entry {
     offset: u64,
     kind: Kind,
     shape: Vec<i64>,
+    /// Shape in the file, where only a part is read.
+    whole: Option<Vec<i64>>,
 }
 
 /// One tensor in a safetensors header.
@@ -90,6 +93,22 @@ impl Weights {
         Self { origin, files: Vec::new(), tensors: BTreeMap::new(), metadata: BTreeMap::new() }
     }
 
+    /// The same checkpoint, of which only `part` of each tensor is seen and read, flat: `[elements]`. Scalars stay whole.
+    #[must_use]
+    pub fn split(mut self, part: Part) -> Self {
+        for entry in self.tensors.values_mut().filter(|entry| !entry.shape.is_empty()) {
+            let range = part.range(entry.shape.iter().product::<i64>() as usize);
+            entry.offset += (range.start * entry.kind.elt_size_in_bytes()) as u64;
+            entry.whole = Some(std::mem::replace(&mut entry.shape, vec![range.len() as i64]));
+        }
+        self
+    }
+
+    /// Shape of a tensor in the file.
+    pub fn whole_shape(&self, name: &str) -> Option<&[i64]> {
+        self.tensors.get(name).map(|entry| entry.whole.as_deref().unwrap_or(&entry.shape))
+    }
+
     /// File or folder that was opened, for messages.
     pub fn origin(&self) -> &str {
         &self.origin
@@ -126,8 +145,19 @@ impl Weights {
 
     /// Reads a tensor that must have this shape.
     pub fn tensor_of_shape(&self, name: &str, shape: &[i64]) -> Result<Tensor> {
-        match self.shape(name) {
-            Some(found) if found == shape => self.tensor(name),
+        self.must_have(name, shape, self.shape(name))?;
+        self.tensor(name)
+    }
+
+    /// Reads a tensor, or the part of it that is seen, which must have this shape in the file.
+    pub fn tensor_of_whole_shape(&self, name: &str, shape: &[i64]) -> Result<Tensor> {
+        self.must_have(name, shape, self.whole_shape(name))?;
+        self.tensor(name)
+    }
+
+    fn must_have(&self, name: &str, shape: &[i64], found: Option<&[i64]>) -> Result<()> {
+        match found {
+            Some(found) if found == shape => Ok(()),
             Some(found) => Err(Error::Shape {
                 origin: self.origin.clone(),
                 name: name.to_owned(),
@@ -201,7 +231,7 @@ fn entry(tensor: &Described, length: u64, file: usize, data: u64) -> Result<Entr
     if to > length || from.checked_add(size) != Some(to) {
         return Err(format!("bytes {from}..{to} of {length} do not hold {} {:?}", tensor.dtype, tensor.shape));
     }
-    Ok(Entry { file, offset: data + from, kind, shape: tensor.shape.clone() })
+    Ok(Entry { file, offset: data + from, kind, shape: tensor.shape.clone(), whole: None })
 }
 
 /// In the order in which the reference implementation lays tensors out: wide elements first, so that all are aligned.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use comm::{Group, Reduction, World};
+use spec::mesh::Axis;
 use spec::{Launch, Mesh};
 use tch::{Device, Kind, Tensor};
 
@@ -50,6 +51,16 @@ impl Team {
     /// Which share of the data is this rank's, of how many.
     pub fn share(&self) -> (usize, usize) {
         (self.data.index(), self.data.size())
+    }
+
+    /// This rank's place along an axis, and the axis's degree.
+    pub fn place(&self, axis: Axis) -> (usize, usize) {
+        (self.mesh.coordinates(self.world.rank())[axis as usize], self.mesh.degree(axis))
+    }
+
+    /// The ranks that differ from this one along `axes` at most. All ranks must ask for the same axes.
+    pub fn along(&self, axes: &[Axis]) -> Result<Arc<Group>> {
+        Ok(self.world.group(&self.mesh.group(self.world.rank(), axes))?)
     }
 
     /// The ranks that see different samples.
@@ -112,8 +123,7 @@ impl Team {
 
     /// Ends checked mode: from now on the calls of one step are those of the last.
     pub fn trust(&self) {
-        self.everyone.trust();
-        self.data.trust();
+        self.world.trust();
     }
 
     /// Parts from the others, who all succeeded, too.

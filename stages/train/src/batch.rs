@@ -31,6 +31,8 @@ pub(crate) struct Batch {
     /// f32 [B, ...].
     pub(crate) noise: Tensor,
     pub(crate) conditions: Conditions,
+    /// Belongs to another rank, and goes through the model here only because this rank has nothing else to do meanwhile.
+    pub(crate) stands_in: bool,
 }
 
 /// What chance gave one sample at one step.
@@ -90,6 +92,6 @@ impl Recipe {
         let texts: Vec<_> = texts.iter().collect();
         let conditions = self.family.conditions(&texts, dataset.max_tokens(), Device::Cpu, self.compute);
         let conditions = conditions.map_err(Failure::from_diagnostic)?;
-        Ok(Batch { draws, clean, noise: Tensor::stack(&noise, 0), conditions })
+        Ok(Batch { draws, clean, noise: Tensor::stack(&noise, 0), conditions, stands_in: false })
     }
 }

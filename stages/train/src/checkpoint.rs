@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use nn::{Named, Weights};
+use parallel::fsdp::Shards;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use spec::Problem;
@@ -13,7 +14,7 @@ use tch::Kind;
 use crate::components::Unchanged;
 use crate::config::Config;
 use crate::session::{STEM, Session};
-use crate::unusable;
+use crate::{between_ranks, unusable};
 
 /// Name of the state's folder inside a checkpoint; diffusers does not look at it.
 const STATE: &str = "training_state";
@@ -86,7 +87,7 @@ pub(crate) struct Origin<'a> {
     pub(crate) immutable: bool,
 }
 
-/// Writes the checkpoint after step `step`.
+/// Writes the checkpoint after step `step`: all ranks together, each what it holds alone.
 pub(crate) fn write(
     session: &mut Session,
     config: &Config,
@@ -94,30 +95,49 @@ pub(crate) fn write(
     (epoch, step): (u64, u64),
     origin: &Origin<'_>,
 ) -> Result<Checkpoint, Failure> {
-    let earlier = finished(output)?;
-    let name = Checkpoint::name(epoch, step);
-    let partial = output.join(format!("{PARTIAL}{name}"));
-    let state = partial.join(STATE);
-    fs_err::create_dir_all(&state)?;
-    write_state(session, config, &state, (epoch, step))?;
+    let partial = output.join(format!("{PARTIAL}{}", Checkpoint::name(epoch, step)));
+    if session.team.leads() {
+        let previous = finished(output)?.pop();
+        fs_err::create_dir_all(partial.join(STATE))?;
+        if config.peft.is_none() {
+            let previous = previous.as_ref().map(|checkpoint| checkpoint.path.as_path());
+            Unchanged { model: &session.folder, immutable: origin.immutable, previous }.place(&partial)?;
+        }
+        write_progress(config, &partial.join(STATE), (epoch, step))?;
+    }
+    session.team.barrier().map_err(between_ranks)?;
+    write_state(session, &partial.join(STATE))?;
     // Checkpoints hold the average, when there is one; training goes on from the weights themselves.
     swap(session)?;
-    let written = if config.peft.is_some() {
-        nn::lora_file::save(&partial, &session.parameters, Some(origin.base_model)).map(|_| ()).map_err(unusable)
-    } else {
-        let previous = earlier.last().map(|checkpoint| checkpoint.path.as_path());
-        Unchanged { model: &session.folder, immutable: origin.immutable, previous }.place(&partial).and_then(|()| {
-            let (folder, weights) = (partial.join("transformer"), &session.parameters.weights);
-            let kind = Some(Kind::from(config.model.torch_dtype));
-            nn::save::save_model(&folder, STEM, weights, kind, nn::save::SHARD_BYTES).map(|_| ()).map_err(unusable)
-        })
-    };
+    let written = write_result(session, config, &partial, origin);
     swap(session)?;
     written?;
     let checkpoint = Checkpoint::at(output, (epoch, step));
-    fs_err::rename(&partial, &checkpoint.path)?;
-    fs_err::File::open(output)?.sync_all()?;
+    session.team.barrier().map_err(between_ranks)?;
+    if session.team.leads() {
+        fs_err::rename(&partial, &checkpoint.path)?;
+        fs_err::File::open(output)?.sync_all()?;
+    }
     Ok(checkpoint)
+}
+
+/// The adapter's files, or the denoiser's weights.
+fn write_result(session: &Session, config: &Config, folder: &Path, origin: &Origin<'_>) -> Result<(), Failure> {
+    let (team, parameters) = (&session.team, &session.parameters);
+    if config.peft.is_some() {
+        let save = || nn::lora_file::save(folder, parameters, Some(origin.base_model)).map(|_| ());
+        return if team.leads() { save().map_err(unusable) } else { Ok(()) };
+    }
+    let (folder, kind) = (folder.join("transformer"), Some(Kind::from(config.model.torch_dtype)));
+    if let Some(shards) = session.spread.trained_shards() {
+        let parts = shards.parts(&parameters.parts, kind).map_err(between_ranks)?;
+        return parallel::checkpoint::save_model(team, &folder, STEM, parts, nn::save::SHARD_BYTES)
+            .map_err(between_ranks);
+    }
+    if team.leads() {
+        nn::save::save_model(&folder, STEM, &parameters.weights, kind, nn::save::SHARD_BYTES).map_err(unusable)?;
+    }
+    Ok(())
 }
 
 /// Removes checkpoints before `newest` that are not `due`, and the oldest beyond `max_recent`.
@@ -140,12 +160,13 @@ fn swap(session: &mut Session) -> Result<(), Failure> {
     session.ema.as_mut().map_or(Ok(()), nn::ema::Ema::swap).map_err(Failure::from_diagnostic)
 }
 
-fn write_state(session: &Session, config: &Config, folder: &Path, (epoch, step): (u64, u64)) -> Result<(), Failure> {
-    save(folder, "weights", session.trained())?;
-    save(folder, "optimizer", &session.optimizer.state())?;
-    if let Some(ema) = &session.ema {
-        save(folder, "ema", ema.state())?;
-    }
+fn write_state(session: &Session, folder: &Path) -> Result<(), Failure> {
+    save(session, folder, "weights", session.trained())?;
+    save(session, folder, "optimizer", &session.optimizer.state())?;
+    session.ema.as_ref().map_or(Ok(()), |ema| save(session, folder, "ema", ema.state()))
+}
+
+fn write_progress(config: &Config, folder: &Path, (epoch, step): (u64, u64)) -> Result<(), Failure> {
     let config_value = serde_json::to_value(config).map_err(Failure::from_error)?;
     let state = State { format: FORMAT, steps: step + 1, epoch, seed: config.seed, config: config_value };
     let text = serde_json::to_string_pretty(&state).map_err(Failure::from_error)?;
@@ -155,10 +176,18 @@ fn write_state(session: &Session, config: &Config, folder: &Path, (epoch, step):
     Ok(())
 }
 
-fn save(folder: &Path, name: &str, tensors: &[Named]) -> Result<(), Failure> {
+/// Whole tensors whatever the mesh, so that any other mesh can go on from them.
+fn save(session: &Session, folder: &Path, name: &str, tensors: &[Named]) -> Result<(), Failure> {
+    let (path, metadata) = (folder.join(format!("{name}.safetensors")), std::collections::BTreeMap::new());
+    if let Some(shards) = session.spread.trained_shards() {
+        let parts = shards.parts(tensors, None).map_err(between_ranks)?;
+        return parallel::checkpoint::save(&session.team, &path, &parts, &metadata).map_err(between_ranks);
+    }
+    if !session.team.leads() {
+        return Ok(());
+    }
     let pairs = tensors.iter().map(|named| (named.name.as_str(), &named.tensor));
-    nn::save::save_safetensors(&folder.join(format!("{name}.safetensors")), pairs, &std::collections::BTreeMap::new())
-        .map_err(Failure::from_diagnostic)
+    nn::save::save_safetensors(&path, pairs, &metadata).map_err(Failure::from_diagnostic)
 }
 
 /// Takes up the state in `checkpoint`; how many steps had been taken. `config` must be the run's own, unless `foreign`.
@@ -181,27 +210,33 @@ pub(crate) fn restore(
     if !foreign && serde_json::to_value(config).ok().as_ref() != Some(&state.config) {
         return Err(refuse("it was written under another training recipe".to_owned()));
     }
-    let weights = open(&folder, "weights")?;
+    let part = session.spread.trained_shards().map(Shards::part);
+    let open = |name: &str| -> Result<Weights, Failure> {
+        let weights = Weights::file(&folder.join(format!("{name}.safetensors"))).map_err(unusable)?;
+        Ok(match part {
+            Some(part) => weights.split(part),
+            None => weights,
+        })
+    };
+    let weights = open("weights")?;
     let count = weights.names().count();
     if count != session.trained().len() {
         return Err(refuse(format!("it holds {count} trained tensors, the model has {}", session.trained().len())));
     }
     for named in session.trained() {
-        let saved = weights.tensor_of_shape(&named.name, &named.tensor.size()).map_err(unusable)?;
+        let whole = session.spread.trained_shards().and_then(|shards| shards.whole_shape(&named.name));
+        let whole = whole.map_or_else(|| named.tensor.size(), <[i64]>::to_vec);
+        let saved = weights.tensor_of_whole_shape(&named.name, &whole).map_err(unusable)?;
         tch::no_grad(|| named.tensor.shallow_clone().copy_(&saved));
     }
-    session.optimizer.load_state(&open(&folder, "optimizer")?).map_err(unusable)?;
+    session.optimizer.load_state(&open("optimizer")?).map_err(unusable)?;
     if let Some(ema) = &mut session.ema {
         // A checkpoint without an average starts one at its weights.
         if folder.join("ema.safetensors").is_file() {
-            ema.load_state(&open(&folder, "ema")?).map_err(unusable)?;
+            ema.load_state(&open("ema")?).map_err(unusable)?;
         } else {
             *ema = nn::ema::Ema::new(session.optimizer.parameters().to_vec()).map_err(Failure::from_diagnostic)?;
         }
     }
     Ok(state.steps)
-}
-
-fn open(folder: &Path, name: &str) -> Result<Weights, Failure> {
-    Weights::file(&folder.join(format!("{name}.safetensors"))).map_err(unusable)
 }

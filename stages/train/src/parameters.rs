@@ -62,11 +62,11 @@ pub enum ModelBlock {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Settings {
-    /// Sharding; `activation_checkpointing` has an effect on one device, too.
+    /// Parameters in parts on several ranks; `activation_checkpointing` has an effect on one, too.
     pub fsdp: Block,
-    /// Replication; as `fsdp`.
+    /// Copies on several ranks; as `fsdp`.
     pub ddp: Block,
-    /// Process groups.
+    /// Time-out between ranks.
     pub dist_env: Block,
     /// Checks and kernels.
     pub performance: Block,

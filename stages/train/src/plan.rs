@@ -39,6 +39,15 @@ pub(crate) struct Rule {
 /// Indices of items of one bucket that go through the model together.
 pub(crate) type MicroBatch = Vec<usize>;
 
+/// What one rank does while each rank does one micro-batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Round {
+    /// This rank's share; empty if there are more ranks than samples.
+    pub(crate) share: MicroBatch,
+    /// A sample of the same bucket, for a rank without a share that must run the model as often as the others.
+    pub(crate) stand_in: usize,
+}
+
 impl Plan {
     pub(crate) fn new(items: &[Item], rule: Rule) -> Self {
         let mut order: Vec<usize> = (0..items.len()).collect();
@@ -110,21 +119,25 @@ impl Epoch<'_> {
         &self.samples[first.min(last)..last]
     }
 
-    /// What `rank` does for step `step` of the epoch: its micro-batches, and how many samples the step has on all ranks.
+    /// What `rank` does for step `step` of the epoch, in as many rounds as the other ranks.
+    pub(crate) fn rounds(&self, step: u64, rank: u64) -> Vec<Round> {
+        let Rule { local_batch, ranks, .. } = *self.rule;
+        let runs = self.group(step).chunk_by(|(a, _), (b, _)| a == b);
+        let rounds = runs.flat_map(|run| run.chunks((local_batch * ranks) as usize));
+        rounds
+            .map(|round| {
+                let border = |rank: u64| round.len() * rank as usize / ranks as usize;
+                let share = round[border(rank)..border(rank + 1)].iter().map(|(_, index)| *index).collect();
+                Round { share, stand_in: round[0].1 }
+            })
+            .collect()
+    }
+
+    /// The micro-batches of `rank` in step `step` of the epoch, and how many samples the step has on all ranks.
+    #[cfg(test)]
     pub(crate) fn step(&self, step: u64, rank: u64) -> (Vec<MicroBatch>, u64) {
-        let group = self.group(step);
-        let mut batches = Vec::new();
-        for run in group.chunk_by(|(a, _), (b, _)| a == b) {
-            // One round: a micro-batch on each rank.
-            for round in run.chunks((self.rule.local_batch * self.rule.ranks) as usize) {
-                let share = |rank: u64| round.len() * rank as usize / self.rule.ranks as usize;
-                let mine = &round[share(rank)..share(rank + 1)];
-                if !mine.is_empty() {
-                    batches.push(mine.iter().map(|(_, index)| *index).collect());
-                }
-            }
-        }
-        (batches, group.len() as u64)
+        let shares = self.rounds(step, rank).into_iter().map(|round| round.share);
+        (shares.filter(|share| !share.is_empty()).collect(), self.group(step).len() as u64)
     }
 }
 
@@ -212,6 +225,20 @@ mod tests {
                 prop_assert!(shares.iter().all(|(_, total)| *total == a.step(step, 0).1));
                 let all = shares.into_iter().flat_map(|(batches, _)| batches).collect();
                 prop_assert_eq!(set(a.step(step, 0).0), set(all));
+            }
+        }
+
+        #[test]
+        fn all_ranks_run_the_model_as_often_on_one_bucket(counts in prop::collection::vec(1usize..20, 1..4), ranks in 1u64..5) {
+            let items = items(&counts);
+            let plan = Plan::new(&items, Rule { ranks, ..rule(8, 2) });
+            let epoch = plan.epoch(2);
+            for step in 0..plan.epoch_len() {
+                let of = |rank| -> Vec<Bucket> {
+                    let run = |round: Round| items[round.share.first().copied().unwrap_or(round.stand_in)].bucket;
+                    epoch.rounds(step, rank).into_iter().map(run).collect()
+                };
+                prop_assert!((1..ranks).all(|rank| of(rank) == of(0)));
             }
         }
 

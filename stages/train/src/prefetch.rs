@@ -29,13 +29,22 @@ pub(crate) struct Start {
     pub(crate) batches: usize,
 }
 
+/// Who shares the work.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Ranks {
+    pub(crate) own: usize,
+    pub(crate) count: usize,
+    /// Whether all of them must run the model as often.
+    pub(crate) in_step: bool,
+}
+
 /// Runs `consume` with the pieces of `steps`, prepared in the background. `planned` maps the plan's indices to the data set's.
 pub(crate) fn with_pieces<T>(
     recipe: &Recipe,
     dataset: &Dataset,
     plan: &Plan,
     planned: &[usize],
-    (rank, ranks): (usize, usize),
+    ranks: Ranks,
     steps: Range<u64>,
     consume: impl FnOnce(&Pieces) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
@@ -50,15 +59,19 @@ pub(crate) fn with_pieces<T>(
                     _ => epoch.insert((number, plan.epoch(number))),
                 };
                 let at = step % plan.epoch_len();
-                let (batches, _) = order.step(at, rank as u64);
+                let mut rounds = order.rounds(at, ranks.own as u64);
+                rounds.retain(|round| ranks.in_step || !round.share.is_empty());
                 let seen = |sample: usize| (sample, recipe.draw(&dataset.items()[sample].sample_id, step));
                 let samples = order.samples(at).map(|index| seen(planned[index])).collect();
-                let share = |rank| order.step(at, rank as u64).0.concat().iter().map(|i| planned[*i]).collect();
-                let shares = (0..ranks).map(share).collect();
-                let start = Piece::Step(Start { samples, shares, batches: batches.len() });
-                let made = batches.iter().map(|batch| {
-                    let samples: Vec<usize> = batch.iter().map(|index| planned[*index]).collect();
-                    recipe.batch(dataset, &samples, step).map(|batch| Piece::Batch(Box::new(batch)))
+                let share = |rank| order.rounds(at, rank as u64).iter().flat_map(|r| &r.share).map(|i| planned[*i]).collect();
+                let shares = (0..ranks.count).map(share).collect();
+                let start = Piece::Step(Start { samples, shares, batches: rounds.len() });
+                let made = rounds.iter().map(|round| -> Result<Piece, Failure> {
+                    let stands_in = round.share.is_empty();
+                    let members = if stands_in { std::slice::from_ref(&round.stand_in) } else { &round.share };
+                    let samples: Vec<usize> = members.iter().map(|index| planned[*index]).collect();
+                    let batch = Batch { stands_in, ..recipe.batch(dataset, &samples, step)? };
+                    Ok(Piece::Batch(Box::new(batch)))
                 });
                 for piece in std::iter::once(Ok(start)).chain(made) {
                     let failed = piece.is_err();

@@ -30,7 +30,7 @@ impl<'a> Preview<'a> {
     /// Encodes the prompts.
     pub(crate) fn prepare(settings: &'a Samples, session: &Session, max_tokens: usize) -> Result<Self, Failure> {
         let options = BuildOptions::frozen(session.device, session.compute);
-        let (rank, ranks) = session.team.share();
+        let (rank, ranks) = shares(session);
         let own: Vec<String> = settings.prompts.iter().skip(rank).step_by(ranks).cloned().collect();
         let (mut texts, mut empty) = (Vec::new(), None);
         if !own.is_empty() {
@@ -76,7 +76,7 @@ impl<'a> Preview<'a> {
         let schedule = self.scheduler.schedule(*steps as usize, tokens, spacing).map_err(unusable)?;
         let state = if rules.wide_latents { Kind::Float } else { session.compute };
         let distilled = session.family.takes_guidance(&session.folder).map_err(unusable)?.then_some(*guidance as f32);
-        let (rank, ranks) = session.team.share();
+        let (rank, ranks) = shares(session);
         let own = prompts.iter().enumerate().skip(rank).step_by(ranks);
         for ((number, prompt), text) in own.zip(&self.texts) {
             let positive = self.conditions(session, text)?;
@@ -89,11 +89,16 @@ impl<'a> Preview<'a> {
             let phase = format!("drawing sample {} of {}", number + 1, prompts.len());
             let mut on_step = |done: usize, total: usize| {
                 events.progress(&phase, done as u64, Some(total as u64), "steps", None);
-                if events.interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                // Ranks that draw together stop together, after the picture.
+                let stop = events.interrupted() && !session.spread.in_step();
+                if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
             let model = session.transformer.as_ref();
             let drawn = sample(model, &schedule, noise, &guidance, session.compute, &mut on_step).map_err(unusable)?;
             let Some(latents) = drawn else { return Ok(()) };
+            if session.spread.in_step() && !session.team.leads() {
+                continue;
+            }
             let pixels = tch::no_grad(|| vae.decode(&latents)).map_err(unusable)?;
             let path = picture_path(folder, number);
             let text = [("prompt", prompt.clone()), ("step", step.to_string()), ("seed", seed.to_string())];
@@ -102,6 +107,11 @@ impl<'a> Preview<'a> {
         }
         Ok(())
     }
+}
+
+/// Which share of the prompts is this rank's, of how many: all of them where one rank cannot run the model alone.
+fn shares(session: &Session) -> (usize, usize) {
+    if session.spread.in_step() { (0, 1) } else { session.team.share() }
 }
 
 fn picture_path(folder: &Path, number: usize) -> PathBuf {

@@ -5,8 +5,7 @@ use nn::ema::Ema;
 use nn::lora::Spec;
 use nn::optim::{AdamW, Settings};
 use nn::{BuildOptions, Builder, Conditions, Inputs, Named, Parameters, Weights};
-use parallel::Team;
-use parallel::ddp::{BUCKET_BYTES, Reducer};
+use parallel::{Spread, Team};
 use stage::Failure;
 use tch::{Device, Kind, Tensor};
 
@@ -32,8 +31,8 @@ pub(crate) struct Session {
     recompute: bool,
     /// The ranks of the run.
     pub(crate) team: Team,
-    /// Adds up gradients between them.
-    pub(crate) reducer: Reducer,
+    /// What each of them holds, and how their gradients become one.
+    pub(crate) spread: Spread,
 }
 
 impl Session {
@@ -50,14 +49,18 @@ impl Session {
             }
             Mode::Pretrain => Builder::random(config.seed, options),
         };
+        let compute = compute_kind(config, device);
+        let builder = match parallel::part(&team) {
+            Some(part) => builder.split(part, compute),
+            None => builder,
+        };
         let transformer = family.transformer(&folder, &builder).map_err(unusable)?;
         let parameters = builder.finish().map_err(unusable)?;
+        let (transformer, spread) = parallel::spread(&team, transformer, &parameters).map_err(between_ranks)?;
         let betas = config.optimizer.betas;
         let settings = Settings { betas, weight_decay: config.optimizer.weight_decay, eps: config.optimizer.eps };
         let optimizer = AdamW::new(parameters.trainable(), settings).map_err(unusable)?;
         let ema = config.ema.map(|_| Ema::new(parameters.trainable())).transpose().map_err(unusable)?;
-        let data = std::sync::Arc::clone(team.data());
-        let reducer = Reducer::new(data, optimizer.parameters(), BUCKET_BYTES).map_err(between_ranks)?;
         let takes_guidance = family.takes_guidance(&folder).map_err(unusable)?;
         Ok(Self {
             family,
@@ -67,11 +70,11 @@ impl Session {
             optimizer,
             ema,
             device,
-            compute: compute_kind(config, device),
+            compute,
             guidance: takes_guidance.then_some(config.flow_matching.guidance_scale),
             recompute: config.distributed.recompute,
             team,
-            reducer,
+            spread,
         })
     }
 
@@ -91,7 +94,12 @@ impl Session {
             guidance,
             compute: self.compute,
         };
-        self.transformer.forward(&inputs, self.recompute).map_err(Failure::from_diagnostic)
+        self.transformer.forward(&inputs, self.recompute).map_err(|error| self.failure(error))
+    }
+
+    /// An error of forward or backward, or the failure between ranks behind it.
+    pub(crate) fn failure(&self, error: impl miette::Diagnostic + 'static) -> Failure {
+        self.spread.failure().map_or_else(|| Failure::from_diagnostic(error), between_ranks)
     }
 }
 

@@ -53,21 +53,25 @@ impl<'s> Accumulation<'s> {
         let masks: Vec<u64> = batch.draws.iter().map(|draw| draw.mask).collect();
         session.parameters.set_dropout_keys(Some(&masks));
         let losses = sample_losses(session, batch)?;
-        let mean = losses.sum(Kind::Float) / self.start.samples.len() as f64;
+        // A stand-in only keeps step with the other ranks.
+        let weight = if batch.stands_in { 0.0 } else { 1.0 / self.start.samples.len() as f64 };
+        let mean = losses.sum(Kind::Float) * weight;
         self.added += 1;
         if self.added == self.start.batches {
-            session.reducer.arm();
+            session.spread.before_last_backward();
         }
-        torch::autograd::backward(&[mean], &[], false)
-            .map_err(|error| session.reducer.failure().map_or_else(|| Failure::from_diagnostic(error), between_ranks))?;
+        torch::autograd::backward(&[mean], &[], false).map_err(|error| session.failure(error))?;
+        session.spread.after_backward().map_err(between_ranks)?;
         session.parameters.set_dropout_keys(None);
-        self.losses.push(losses.detach());
+        if !batch.stands_in {
+            self.losses.push(losses.detach());
+        }
         Ok(())
     }
 
     /// Checks every loss and the gradient norm, and moves the parameters. Nothing moves if a number is not finite.
     pub(crate) fn finish(self, step: u64, config: &Config, rates: &Rates, items: &[Item]) -> Result<Stepped, Failure> {
-        self.session.reducer.finish().map_err(between_ranks)?;
+        self.session.spread.finish().map_err(between_ranks)?;
         let samples = self.seen()?;
         let loss = samples.iter().map(|seen| f64::from(seen.loss)).sum::<f64>() / samples.len() as f64;
         if !loss.is_finite() {
@@ -75,18 +79,18 @@ impl<'s> Accumulation<'s> {
             return Err(not_finite(&format!("the loss is not finite at step {step}"), bad, items));
         }
         let norm = match config.clip_grad_norm {
-            Some(max) => nn::optim::clip_gradients(self.session.trained(), max),
-            None => nn::optim::gradient_norm(self.session.trained()),
+            Some(max) => self.session.spread.clip(self.session.trained(), max),
+            None => self.session.spread.gradient_norm(self.session.trained()),
         };
         let grad_norm = match norm {
             Ok(norm) if norm.is_finite() => norm,
             Ok(norm) => {
                 return Err(not_finite(&format!("the gradient norm is {norm} at step {step}"), samples.iter(), items));
             }
-            Err(error @ nn::Error::NonFinite { .. }) => {
+            Err(parallel::Error::Nn(error @ nn::Error::NonFinite { .. })) => {
                 return Err(not_finite(&format!("{error}, at step {step}"), samples.iter(), items));
             }
-            Err(error) => return Err(Failure::from_diagnostic(error)),
+            Err(error) => return Err(between_ranks(error)),
         };
         let lr = rates.lr(step);
         self.session.optimizer.set_weight_decay(rates.weight_decay(step));
@@ -189,6 +193,7 @@ mod tests {
                     clean: one(&tensor("transformer/clean/latents")),
                     noise: one(&noise),
                     conditions,
+                    stands_in: false,
                 };
                 accumulation.add(&batch).unwrap();
             }

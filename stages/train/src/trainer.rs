@@ -18,7 +18,7 @@ use crate::checkpoint::{self, Checkpoint};
 use crate::config::{self, Config, Rates};
 use crate::dataset::Dataset;
 use crate::plan::{Item, Plan, Rule};
-use crate::prefetch::{Piece, Pieces, with_pieces};
+use crate::prefetch::{Piece, Pieces, Ranks, with_pieces};
 use crate::preview::Preview;
 use crate::records::Records;
 use crate::session::Session;
@@ -255,8 +255,9 @@ impl Planned<'_, '_> {
     /// Takes the steps from `first` on; the last checkpoint.
     fn steps(&self, session: &mut Session, first: u64, records: &mut Records) -> Result<Option<Checkpoint>, Failure> {
         let Run { recipe, dataset, plan, trained, total, .. } = self.run;
-        let share = session.team.share();
-        with_pieces(recipe, dataset, plan, trained, share, first..*total, |pieces| {
+        let (own, count) = session.team.share();
+        let ranks = Ranks { own, count, in_step: session.spread.in_step() };
+        with_pieces(recipe, dataset, plan, trained, ranks, first..*total, |pieces| {
             let mut last = None;
             for step in first..*total {
                 let started = Instant::now();
@@ -370,15 +371,15 @@ impl Planned<'_, '_> {
         let Run { config, plan, work, immutable, .. } = self.run;
         let output = &work.request.output;
         let place = (step / plan.epoch_len(), step);
-        if !session.team.leads() {
-            session.team.barrier().map_err(between_ranks)?;
-            return Ok(Checkpoint::at(output, place));
+        if session.team.leads() {
+            records.write(output)?;
         }
-        records.write(output)?;
         let source = checkpoint::Origin { base_model: &config.model.name, immutable: *immutable };
         let written = checkpoint::write(session, config, output, place, &source)?;
         // One that only an interrupt made has done its duty: the result is that of an undisturbed run.
-        checkpoint::retain(output, config.checkpoint.max_recent, &written, |step| self.checkpoint_due(step))?;
+        if session.team.leads() {
+            checkpoint::retain(output, config.checkpoint.max_recent, &written, |step| self.checkpoint_due(step))?;
+        }
         session.team.barrier().map_err(between_ranks)?;
         work.events.output(format!("checkpoint after step {step}"), written.path.clone());
         Ok(written)

@@ -44,11 +44,17 @@ pub(crate) fn losses(
     let batches: Vec<_> = runs.flat_map(|run| run.chunks(local_batch as usize)).collect();
     // Batches go round the ranks.
     let (rank, ranks) = session.team.share();
+    let loss_of = |batch: &[usize], sigma: f64| -> Result<f64, Failure> {
+        let batch = recipe.fixed_batch(dataset, batch, sigma as f32)?;
+        let losses = tch::no_grad(|| step::sample_losses(session, &batch))?;
+        Ok(losses.sum(Kind::Double).double_value(&[]))
+    };
     let sum = |sigma: &f64| -> Result<f64, Failure> {
-        batches.iter().skip(rank).step_by(ranks).try_fold(0.0, |sum, batch| {
-            let batch = recipe.fixed_batch(dataset, batch, *sigma as f32)?;
-            let losses = tch::no_grad(|| step::sample_losses(session, &batch))?;
-            Ok(sum + losses.sum(Kind::Double).double_value(&[]))
+        batches.chunks(ranks).try_fold(0.0, |sum, round| match round.get(rank) {
+            Some(batch) => Ok(sum + loss_of(batch, *sigma)?),
+            // Nothing of its own: it keeps step.
+            None if session.spread.in_step() => loss_of(round[0], *sigma).map(|_| sum),
+            None => Ok(sum),
         })
     };
     let own = settings.sigmas.iter().map(sum).collect::<Result<Vec<_>, _>>()?;

@@ -22,24 +22,26 @@ fn losses(sandbox: &Sandbox, cache: &str) -> Vec<(String, f64)> {
 #[test]
 fn two_processes_train_what_one_does_under_the_same_key() {
     let sandbox = small();
-    let run = |cache: &str, ranks: &str| {
+    let run = |cache: &str, ranks: &str, block: &str| {
         let args = ["run", "small.toml", "--until", "train", "--ranks", ranks, "--cache", cache, "--runs", cache];
-        sandbox.pipeline(&[&args[..], &["--threads", "2", "--set", "train.ddp={}"]].concat()).expect(0)
+        sandbox.pipeline(&[&args[..], &["--threads", "2", "--set", &format!("train.{block}={{}}")]].concat()).expect(0)
     };
-    run("one", "1");
-    run("two", "2").says(&["on 2 ranks", "4 steps"]);
-    let (one, two) = (losses(&sandbox, "one"), losses(&sandbox, "two"));
+    run("one", "1", "ddp");
+    let one = losses(&sandbox, "one");
     assert_eq!(one.len(), 4 * 8 - 2 * 4, "12 samples in steps of 8 and 4");
-    for ((name, one), (other, two)) in one.iter().zip(&two) {
-        assert_eq!(name, other);
-        assert!((one - two).abs() < 1e-4 * one, "{name}: {one} {two}");
+    for block in ["ddp", "fsdp"] {
+        run(block, "2", block).says(&["on 2 ranks", "4 steps"]);
+        for ((name, one), (other, two)) in one.iter().zip(&losses(&sandbox, block)) {
+            assert_eq!(name, other);
+            assert!((one - two).abs() < 1e-4 * one, "{block} {name}: {one} {two}");
+        }
     }
     let key = |cache: &str| {
         let folder = sandbox.path(cache).join("artifacts/train");
         let mut keys = fs_err::read_dir(folder).expect("artifacts").map(|entry| entry.expect("an entry").file_name());
         keys.next().expect("one artifact")
     };
-    assert_eq!(key("one"), key("two"));
+    assert!(key("one") == key("ddp") && key("one") == key("fsdp"));
 }
 
 /// Processes below `parent` that are this rank of a run.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use serde_json::{Value, json};
-use spec::mesh::{Asked, Axis};
+use spec::mesh::Asked;
 use spec::{Mesh, Problem};
 
 use super::reader::{Block, Report};
@@ -68,13 +68,6 @@ impl Distributed {
             let key = problem.field.clone().unwrap_or_default();
             at(&key, problem)
         })?;
-        if mesh.degree(Axis::DpShard) > 1 {
-            let message = format!("`{block}` on {ranks} ranks ({mesh}): sharding is not built yet");
-            let help = format!(
-                "use `ddp: {{}}` in place of `fsdp`, or set `fsdp.dp_size` and `fsdp.dp_replicate_size` to {ranks}"
-            );
-            return Err(Problem::new(message).help(help).field(format!("{block}.dp_size")));
-        }
         Ok(mesh)
     }
 
@@ -100,15 +93,16 @@ fn sharded(mut block: Block<'_>) -> (bool, Asked) {
     for key in ["cp_ring_degree", "cp_ulysses_degree"] {
         block.without_effect(key, &[json!(1)], "context parallelism is not built yet");
     }
+    block.without_effect("defer_fsdp_grad_sync", &[json!(false)], "gradients go to their shards after each micro-batch");
+    block.without_effect("reshard_after_forward", &[json!(true)], "a block's parameters are given up after each use");
+    block.without_effect("enable_fsdp2_prefetch", &[json!(true)], "the next block is always gathered ahead");
+    for key in ["fsdp2_backward_prefetch_depth", "fsdp2_forward_prefetch_depth"] {
+        block.without_effect(key, &[json!(1)], "one block is gathered ahead");
+    }
     block.without_effect("cpu_offload", &[json!(false)], "weights stay on the device");
     block.without_effect("reduce_dtype", &[json!("float32")], "gradients are summed in float32");
     block.without_effect("enable_compile", &[json!(false)], "blocks run as they are; there is no compiler");
     for key in [
-        "defer_fsdp_grad_sync",
-        "enable_fsdp2_prefetch",
-        "fsdp2_backward_prefetch_depth",
-        "fsdp2_forward_prefetch_depth",
-        "reshard_after_forward",
         "use_hf_tp_plan",
         "backend",
         "sequence_parallel",
@@ -120,7 +114,7 @@ fn sharded(mut block: Block<'_>) -> (bool, Asked) {
         "patch_is_packed_sequence",
         "multimodal",
     ] {
-        block.without_effect(key, &[json!(false)], "nothing is sharded");
+        block.without_effect(key, &[json!(false)], "has no counterpart");
     }
     block.finish();
     (recompute, asked)

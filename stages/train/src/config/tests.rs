@@ -94,7 +94,7 @@ fn no_file_means_our_copy_of_the_published_full_fine_tune() {
 fn keys_without_effect_are_answered_in_one_line_each() {
     let notes = load(Some("flux_t2i_flow.yaml"), Map::new(), &recipes()).unwrap().notes;
     for key in
-        ["model.transformer_engine_fp8:", "model.attention_backend:", "fsdp.enable_fsdp2_prefetch:"]
+        ["model.transformer_engine_fp8:", "model.attention_backend:", "fsdp.fsdp2_backward_prefetch_depth:"]
     {
         assert_eq!(notes.iter().filter(|note| note.starts_with(key)).count(), 1, "{key} in {notes:#?}");
     }
@@ -276,6 +276,8 @@ fn a_mesh_that_does_not_fit_or_is_not_built_is_refused_in_one_line() {
     assert!(remarks.len() == 1 && remarks[0].starts_with("fsdp.dp_size: 8: one rank here"), "{remarks:?}");
     assert_eq!(mesh(json!({"ddp": {}}), 3), spec::Mesh::replicated(3));
     assert_eq!(mesh(json!({}), 3), spec::Mesh::replicated(3));
+    assert_eq!(mesh(json!({"fsdp": {}}), 4).to_string(), "dp_shard 4");
+    assert_eq!(mesh(json!({"fsdp": {"dp_replicate_size": 2}}), 4).to_string(), "dp_replicate 2 × dp_shard 2");
     assert_eq!(loaded(OLD_SCHEMA, json!({"dist_env": {"timeout_minutes": 0.5}})).config.distributed.timeout.as_secs(), 30);
 }
 

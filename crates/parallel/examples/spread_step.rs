@@ -1,0 +1,122 @@
+//! A training step of a FLUX transformer on several processes: time and peak memory of each. The counterpart of
+//! `tools/bench/fsdp_step.py`; `tools/bench/flux_step.py FOLDER` makes the folder.
+//!
+//! `cargo run -p parallel --example spread_step -- FOLDER [ranks=2] [threads=1] [mode=fsdp|ddp] [recompute=0] [size=256]
+//! [batch=2] [text=512] [steps=5] [dtype=float32]`; `batch` is the global one, `threads` those of each rank.
+#![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring program")]
+
+use std::collections::BTreeMap;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use models::{ModelFolder, family_of};
+use nn::optim::{AdamW, Settings};
+use nn::{BuildOptions, Builder, Conditions, Inputs, Weights};
+use parallel::Team;
+use spec::mesh::{Asked, Mesh};
+use spec::{Launch, VARIABLES};
+use tch::{Device, Kind, Tensor};
+
+/// Numbers of about unit size that any program can make.
+fn wave(shape: &[i64], phase: f64) -> Tensor {
+    let n = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu));
+    ((n * 0.739_085_1 + phase).sin() * 1.4).to_kind(Kind::Float).view(shape)
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let settings: BTreeMap<String, String> =
+        arguments[1..].iter().map(|a| a.split_once('=').map(|(k, v)| (k.into(), v.into())).unwrap()).collect();
+    let number = |name: &str, default: i64| settings.get(name).map_or(default, |value| value.parse().unwrap());
+    let ranks = number("ranks", 2) as usize;
+    let launch = Launch::read(|name| std::env::var(name).ok()).unwrap();
+    if launch.world == 1 && ranks > 1 {
+        return start(ranks, &arguments);
+    }
+    let sharded = settings.get("mode").is_none_or(|mode| mode == "fsdp");
+    let mesh = Mesh::of(&Asked { cp: 1, tp: 1, pp: 1, ep: 1, sharded, ..Asked::default() }, ranks).unwrap();
+    step(&arguments[0], &launch, mesh, &number, settings.get("dtype").is_some_and(|dtype| dtype == "bfloat16"));
+}
+
+/// Runs this program again as every rank.
+fn start(ranks: usize, arguments: &[String]) {
+    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port().to_string();
+    let rank = |rank: usize| {
+        let (place, size) = (rank.to_string(), ranks.to_string());
+        let values = [&place, &size, &place, &size, "127.0.0.1", &port];
+        Command::new(std::env::current_exe().unwrap()).args(arguments).envs(VARIABLES.into_iter().zip(values)).spawn()
+    };
+    let running: Vec<_> = (0..ranks).map(|at| rank(at).unwrap()).collect();
+    for mut child in running {
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) -> i64, half: bool) {
+    torch::memory::keep_freed();
+    torch::device::set_threads(number("threads", 1) as usize);
+    let compute = if half { Kind::BFloat16 } else { Kind::Float };
+    let team = Team::join(launch, mesh, Duration::from_secs(600)).unwrap();
+    let folder = ModelFolder::open(folder).unwrap();
+    let weights = Weights::open(&folder.path.join("transformer"), "diffusion_pytorch_model").unwrap();
+    let builder = Builder::from_weights(weights, BuildOptions::trained(Device::Cpu));
+    let builder = match parallel::part(&team) {
+        Some(part) => builder.split(part, compute),
+        None => builder,
+    };
+    let model = family_of(&folder).unwrap().transformer(&folder, &builder).unwrap();
+    let parameters = builder.finish().unwrap();
+    let (model, spread) = parallel::spread(&team, model, &parameters).unwrap();
+    let mut optimizer = AdamW::new(parameters.trainable(), Settings::default()).unwrap();
+
+    let (rank, count) = team.share();
+    let (side, batch, text) = (number("size", 256) / 8, number("batch", 2), number("text", 512));
+    let own = batch / count as i64;
+    let mine = |tensor: Tensor| tensor.narrow(0, rank as i64 * own, own).contiguous();
+    let config = folder.json("transformer/config.json", "sizes").unwrap();
+    let size = |name: &str| config[name].as_i64().unwrap();
+    let latent = [batch, size("in_channels") / 4, side, side];
+    let (clean, noise) = (mine(wave(&latent, 0.1)), mine(wave(&latent, 0.2)));
+    let sigma = mine(Tensor::linspace(0.2, 0.8, batch, (Kind::Float, Device::Cpu)));
+    let s = sigma.view([-1, 1, 1, 1]);
+    let (latents, target) = ((1.0 - &s) * &clean + &s * &noise, &noise - &clean);
+    let conditions = Conditions::from([
+        ("t5".into(), mine(wave(&[batch, text, size("joint_attention_dim")], 0.4))),
+        ("clip_pooled".into(), mine(wave(&[batch, size("pooled_projection_dim")], 0.3))),
+    ]);
+    let guided = config["guidance_embeds"].as_bool().unwrap();
+    let guidance = guided.then(|| Tensor::full([own], 3.5, (Kind::Float, Device::Cpu)));
+    let inputs = Inputs { latents, sigma, conditions, guidance, compute };
+
+    let (mut wall, mut last) = (Vec::new(), 0.0);
+    for _ in 0..=number("steps", 5) {
+        team.barrier().unwrap();
+        let start = Instant::now();
+        optimizer.clear_gradients().unwrap();
+        let prediction = model.forward(&inputs, number("recompute", 0) != 0).unwrap().to_kind(Kind::Float);
+        // The mean over the global batch.
+        let loss = prediction.mse_loss(&target, tch::Reduction::Mean) * (own as f64 / batch as f64);
+        spread.before_last_backward();
+        loss.backward();
+        spread.after_backward().unwrap();
+        spread.finish().unwrap();
+        spread.clip(optimizer.parameters(), 1.0).unwrap();
+        optimizer.step(1e-4).unwrap();
+        wall.push(start.elapsed().as_secs_f64());
+        last = team.sums(&[loss.double_value(&[])]).unwrap()[0];
+        team.trust();
+    }
+    let peak = torch::memory::peak(Device::Cpu).unwrap().unwrap_or(0) >> 20;
+    let held: usize = parameters.trainable().iter().map(|named| named.tensor.numel()).sum();
+    println!(
+        "rank {rank} of {count} ({mesh})  loss {last:.6}  wall {:.3} s  peak {peak} MiB  trained here {:.1} M",
+        median(wall.split_off(1)),
+        held as f64 / 1e6
+    );
+    team.leave().unwrap();
+}
