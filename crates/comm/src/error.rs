@@ -27,7 +27,9 @@ pub enum Error {
     #[error("rank {rank} of {world} lost another rank: {call} with ranks {} failed: {reason}", list(.with))]
     #[diagnostic(
         code(comm::lost),
-        help("the rank that failed first says why; a rank that only waits too long needs a longer `dist_env.timeout_minutes`")
+        help(
+            "the rank that failed first says why; a rank that only waits too long needs a longer `dist_env.timeout_minutes`"
+        )
     )]
     Lost {
         /// This rank.

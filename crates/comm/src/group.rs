@@ -148,11 +148,7 @@ impl Group {
         self.start([5, 0, 0, 0, 0], distributed::Group::barrier)?.wait()
     }
 
-    fn start(
-        &self,
-        mut note: Note,
-        call: impl FnOnce(&distributed::Group) -> torch::Result<Work>,
-    ) -> Result<Pending> {
+    fn start(&self, mut note: Note, call: impl FnOnce(&distributed::Group) -> torch::Result<Work>) -> Result<Pending> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let name = format!("{} {number}", CALLS[note[0] as usize]);
         let pending = |work| Pending { work, member: self.member.clone(), call: name.clone(), timeout: self.timeout };
@@ -175,7 +171,8 @@ impl Group {
         if flat.chunks(own.len()).all(|note| note == own) {
             return Ok(());
         }
-        let calls = flat.chunks(own.len()).zip(&self.member.ranks).map(|(note, rank)| format!("rank {rank} {}", told(note)));
+        let calls =
+            flat.chunks(own.len()).zip(&self.member.ranks).map(|(note, rank)| format!("rank {rank} {}", told(note)));
         let Member { rank, world, .. } = self.member;
         Err(Error::Mismatch { rank, world, calls: calls.collect::<Vec<_>>().join("; ") })
     }

@@ -18,14 +18,12 @@ pub fn ranks<T: Send>(count: usize, timeout: Duration, body: impl Fn(&World) -> 
 
 /// As [`ranks`], for programs that join by themselves.
 pub fn launches<T: Send>(count: usize, body: impl Fn(&Launch) -> T + Sync) -> Vec<T> {
-    let (_store, port) = Store::serve(0, Duration::from_secs(60)).expect("a port of this host");
+    let (_store, port) = Store::serve(0, Duration::from_mins(1)).expect("a port of this host");
     let body = &body;
     thread::scope(|scope| {
         let start = |rank| {
-            let meeting =
-                Meeting { host: "127.0.0.1".to_owned(), port, served: true, prefix: String::new() };
-            let launch =
-                Launch { rank, world: count, local_rank: rank, local_world: count, meeting: Some(meeting) };
+            let meeting = Meeting { host: "127.0.0.1".to_owned(), port, served: true, prefix: String::new() };
+            let launch = Launch { rank, world: count, local_rank: rank, local_world: count, meeting: Some(meeting) };
             scope.spawn(move || body(&launch))
         };
         let running: Vec<_> = (0..count).map(start).collect();

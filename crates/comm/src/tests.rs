@@ -8,7 +8,7 @@ use tch::{Device, Kind, Tensor};
 use crate::testing::{launches, ranks};
 use crate::{Reduction, World};
 
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_mins(1);
 const KINDS: [Kind; 5] = [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double, Kind::Int64];
 const SIZES: [i64; 4] = [0, 1, 7, 129];
 
@@ -143,7 +143,10 @@ fn different_calls_are_an_error_on_every_rank() {
         };
         pending.unwrap_err().to_string()
     });
-    assert!(told[0].contains("rank 0 makes broadcast 0 (from member 0, 3 Float); rank 1 makes all_reduce 0 (max, 3 Double)"));
+    assert!(
+        told[0]
+            .contains("rank 0 makes broadcast 0 (from member 0, 3 Float); rank 1 makes all_reduce 0 (max, 3 Double)")
+    );
 }
 
 #[test]
@@ -176,15 +179,17 @@ fn a_rank_that_goes_away_is_noticed_by_the_others() {
         let error = error.unwrap();
         assert!(error.is_loss());
         let text = error.to_string();
-        assert!(text.starts_with(&format!("rank {rank} of 3 lost another rank: all_reduce 1 with ranks 0, 1, 2")), "{text}");
+        assert!(
+            text.starts_with(&format!("rank {rank} of 3 lost another rank: all_reduce 1 with ranks 0, 1, 2")),
+            "{text}"
+        );
     }
 }
 
 #[test]
 fn a_rank_that_never_comes_is_told_within_the_time_out() {
-    let told = launches(3, |launch| {
-        (launch.rank != 1).then(|| World::join(launch, Duration::from_secs(2)).unwrap_err())
-    });
+    let told =
+        launches(3, |launch| (launch.rank != 1).then(|| World::join(launch, Duration::from_secs(2)).unwrap_err()));
     for rank in [0, 2] {
         let error = told[rank].as_ref().unwrap();
         assert!(error.is_loss());

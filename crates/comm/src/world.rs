@@ -119,12 +119,8 @@ impl World {
     /// Waits for the others before their store goes away with this rank. The last thing a rank does that succeeded.
     pub fn leave(self) -> Result<()> {
         let Some(Meeting { store, .. }) = &self.meeting else { return Ok(()) };
-        let member = Member {
-            rank: self.rank(),
-            world: self.size(),
-            index: self.rank(),
-            ranks: (0..self.size()).collect(),
-        };
+        let member =
+            Member { rank: self.rank(), world: self.size(), index: self.rank(), ranks: (0..self.size()).collect() };
         let left = store.add("left", 1).map_err(|error| member.lost("leaving", &error))?;
         if left as usize == self.size() {
             store.set("all left", &[1]).map_err(|error| member.lost("leaving", &error))?;

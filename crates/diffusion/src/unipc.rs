@@ -235,8 +235,9 @@ fn solve(matrix: &[Vec<f32>], right: &[f32], n: usize) -> Vec<f32> {
         rows.swap(column, pivot.unwrap_or(column));
         for below in column + 1..n {
             let factor = rows[below][column] / rows[column][column];
-            for k in column..=n {
-                rows[below][k] -= factor * rows[column][k];
+            let (above, rest) = rows.split_at_mut(below);
+            for (value, pivot) in rest[0][column..].iter_mut().zip(&above[column][column..]) {
+                *value -= factor * pivot;
             }
         }
     }

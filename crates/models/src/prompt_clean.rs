@@ -120,12 +120,11 @@ fn without_terminal_escapes(text: &str) -> String {
     let mut out = parts.next().unwrap_or_default().to_owned();
     for part in parts {
         let rest = part.trim_start_matches(|c: char| c.is_ascii_digit() || c == ';');
-        match rest.strip_prefix(|c: char| c.is_ascii_alphabetic()) {
-            Some(rest) => out.push_str(rest),
-            None => {
-                out.push_str("\u{1b}[");
-                out.push_str(part);
-            }
+        if let Some(rest) = rest.strip_prefix(|c: char| c.is_ascii_alphabetic()) {
+            out.push_str(rest);
+        } else {
+            out.push_str("\u{1b}[");
+            out.push_str(part);
         }
     }
     out

@@ -82,7 +82,9 @@ impl Plan {
             _ => format!("{stem}-{:05}-of-{count:05}.safetensors", i + 1),
         };
         let files: Vec<_> = shards.into_iter().enumerate().map(|(i, members)| (name(i), members)).collect();
-        let entries = files.iter().flat_map(|(file, members)| members.iter().map(move |i| (sizes[*i].0.to_owned(), file.clone())));
+        let entries = files
+            .iter()
+            .flat_map(|(file, members)| members.iter().map(move |i| (sizes[*i].0.to_owned(), file.clone())));
         Self { weight_map: entries.collect(), total: sizes.iter().map(|(_, bytes)| bytes).sum(), files }
     }
 
@@ -162,7 +164,8 @@ pub(crate) fn lay_out<'a>(
     let (mut end, mut offsets) = (0, BTreeMap::new());
     for (_, name, dtype, shape, bytes) in &order {
         offsets.insert((*name).to_owned(), end);
-        let described = Described { dtype: (*dtype).to_owned(), shape: shape.clone(), data_offsets: [end, end + bytes] };
+        let described =
+            Described { dtype: (*dtype).to_owned(), shape: shape.clone(), data_offsets: [end, end + bytes] };
         fields.push(format!("{}:{}", text(path, name)?, text(path, &described)?));
         end += bytes;
     }
@@ -170,7 +173,9 @@ pub(crate) fn lay_out<'a>(
     description.resize(description.len().next_multiple_of(8), b' ');
     let header = [(description.len() as u64).to_le_bytes().to_vec(), description].concat();
     let data = header.len() as u64;
-    offsets.values_mut().for_each(|offset| *offset += data);
+    for offset in offsets.values_mut() {
+        *offset += data;
+    }
     let order = order.into_iter().map(|(_, name, ..)| name.to_owned()).collect();
     Ok(Laid { length: data + end, header, order, offsets })
 }

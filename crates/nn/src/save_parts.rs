@@ -57,7 +57,8 @@ impl SharedFile {
         let file = fs_err::OpenOptions::new().write(true).open(&self.partial)?;
         for part in tensors.iter().filter(|part| part.elements.numel() > 0) {
             let whole: i64 = part.shape.iter().product();
-            let offset = self.laid.offsets.get(&part.name).filter(|_| part.first + part.elements.numel() <= whole as usize);
+            let offset =
+                self.laid.offsets.get(&part.name).filter(|_| part.first + part.elements.numel() <= whole as usize);
             let offset = offset.ok_or_else(|| {
                 let reason = format!("a part of tensor `{}` is not in its layout", part.name);
                 Error::File { path: self.path.clone(), reason }

@@ -61,7 +61,7 @@ fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) ->
     torch::memory::keep_freed();
     torch::device::set_threads(number("threads", 1) as usize);
     let compute = if half { Kind::BFloat16 } else { Kind::Float };
-    let team = Team::join(launch, mesh, Duration::from_secs(600)).unwrap();
+    let team = Team::join(launch, mesh, Duration::from_mins(10)).unwrap();
     let folder = ModelFolder::open(folder).unwrap();
     let weights = Weights::open(&folder.path.join("transformer"), "diffusion_pytorch_model").unwrap();
     let builder = Builder::from_weights(weights, BuildOptions::trained(Device::Cpu));

@@ -204,7 +204,8 @@ mod tests {
     /// A loss that uses all parameters but `b`, whose gradient depends on the sample.
     fn backward(parameters: &[Named], sample: i64) {
         let used = parameters.iter().filter(|named| named.name != "b");
-        let sum = used.map(|named| (&named.tensor * sample as f64).sin().sum(Kind::Float)).reduce(|a, b| a + b).unwrap();
+        let sum =
+            used.map(|named| (&named.tensor * sample as f64).sin().sum(Kind::Float)).reduce(|a, b| a + b).unwrap();
         torch::autograd::backward(&[sum], &[], false).unwrap();
     }
 
@@ -219,7 +220,7 @@ mod tests {
         let expected = gradients(&whole);
         assert!(expected[1].is_none() && expected[3].is_some());
         for (ranks, bucket) in [(1, 64), (2, 64), (3, 1 << 20), (4, 400)] {
-            comm::testing::ranks(ranks, Duration::from_secs(60), |world| {
+            comm::testing::ranks(ranks, Duration::from_mins(1), |world| {
                 let own = parameters();
                 let reducer = Reducer::new(world.everyone().unwrap(), &own, bucket).unwrap();
                 for step in 0..2 {
@@ -251,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_parameter_of_two_backwards_is_refused() {
-        comm::testing::ranks(2, Duration::from_secs(60), |world| {
+        comm::testing::ranks(2, Duration::from_mins(1), |world| {
             let own = parameters();
             let reducer = Reducer::new(world.everyone().unwrap(), &own, 1).unwrap();
             reducer.arm();

@@ -109,8 +109,12 @@ impl Shards {
 
     /// Ends the step's backwards: a parameter without a gradient on all ranks stays without one.
     pub fn finish(&self) -> Result<()> {
-        let (parts, touched): (Vec<Tensor>, Vec<i64>) =
-            self.units.iter().flat_map(|unit| unit.take_touched()).map(|(part, touched)| (part, i64::from(touched))).unzip();
+        let (parts, touched): (Vec<Tensor>, Vec<i64>) = self
+            .units
+            .iter()
+            .flat_map(|unit| unit.take_touched())
+            .map(|(part, touched)| (part, i64::from(touched)))
+            .unzip();
         let flags = Tensor::f_from_slice(&touched)?;
         self.group.all_reduce(&flags, Reduction::Max)?.wait()?;
         for (part, _) in parts.iter().zip(Vec::<i64>::try_from(flags)?).filter(|(_, touched)| *touched == 0) {

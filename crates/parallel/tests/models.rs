@@ -75,7 +75,7 @@ fn a_model_in_parts_is_the_whole_model() {
         let gradients: BTreeMap<String, Vec<f32>> =
             parameters.weights.iter().map(|named| (named.name.clone(), gradient(&named.tensor))).collect();
         for (ranks, recompute) in [(1, false), (2, false), (2, true), (4, true)] {
-            comm::testing::ranks(ranks, Duration::from_secs(120), |world| {
+            comm::testing::ranks(ranks, Duration::from_mins(2), |world| {
                 let part = Part { index: world.rank(), count: ranks };
                 let (model, parameters) = build(name, Some(part));
                 let (model, shards) = fsdp::apply(model, &parameters, world.everyone().unwrap()).unwrap();
@@ -88,12 +88,19 @@ fn a_model_in_parts_is_the_whole_model() {
                     shards.end_backward().unwrap();
                     assert_eq!(freed(), 0);
                     for named in &parameters.parts {
-                        let (found, expected) = (gradient(&named.tensor), &gradients[&named.name][part.range(gradients[&named.name].len())]);
+                        let (found, expected) = (
+                            gradient(&named.tensor),
+                            &gradients[&named.name][part.range(gradients[&named.name].len())],
+                        );
                         let scale = gradients[&named.name].iter().fold(0f32, |most, x| most.max(x.abs()));
                         assert_eq!(found.len(), expected.len());
                         for (found, expected) in found.iter().zip(expected) {
                             let expected = expected * times as f32;
-                            assert!((found - expected).abs() <= 2e-5 * scale * times as f32, "{name} {} {found} {expected}", named.name);
+                            assert!(
+                                (found - expected).abs() <= 2e-5 * scale * times as f32,
+                                "{name} {} {found} {expected}",
+                                named.name
+                            );
                         }
                     }
                 }

@@ -182,6 +182,7 @@ fn row(workspace: &Workspace, stage: &Current) -> Value {
 }
 
 /// A failed query as an error of the command line.
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err(failed)`")]
 pub(crate) fn failed(error: query::Error) -> Error {
     Error::from_diagnostic(exit_of(&error), &error)
 }

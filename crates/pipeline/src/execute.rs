@@ -134,7 +134,11 @@ impl Run<'_> {
                 }
                 let mut left = ready.len();
                 for (stage, material, reason) in std::mem::take(&mut ready) {
-                    let share = if failed.is_some() { None } else { pool.take(stage.resources.threads, &stage.resources.device, left) };
+                    let share = if failed.is_some() {
+                        None
+                    } else {
+                        pool.take(stage.resources.threads, &stage.resources.device, left)
+                    };
                     left -= 1;
                     let Some(share) = share else {
                         ready.push((stage, material, reason));

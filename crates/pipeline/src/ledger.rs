@@ -52,10 +52,9 @@ pub(crate) fn sql(
     let fates = if words.is_empty() {
         kept.to_owned()
     } else {
-        format!(
-            "select b.sample_id, b.source, coalesce(w.state, 'kept'), w.stage, w.reason, w.detail \
-             from base b left join (select * from words where n = 1) w on w.sample_id = b.sample_id"
-        )
+        "select b.sample_id, b.source, coalesce(w.state, 'kept'), w.stage, w.reason, w.detail \
+         from base b left join (select * from words where n = 1) w on w.sample_id = b.sample_id"
+            .to_owned()
     };
     let words = if words.is_empty() {
         String::new()

@@ -52,7 +52,11 @@ impl Team {
         let port = if start.ranks > 1 { free_port()? } else { 0 };
         for rank in 0..start.ranks {
             let mut command = Command::new(start.program);
-            command.args(["run", "--request"]).arg(start.request_file).stdin(start.lock.as_stdin()?).stdout(Stdio::piped());
+            command
+                .args(["run", "--request"])
+                .arg(start.request_file)
+                .stdin(start.lock.as_stdin()?)
+                .stdout(Stdio::piped());
             // Its own group: a terminal's ctrl-C comes to the runner alone, which passes it on once.
             command.process_group(team.children.first().map_or(0, |first| first.id() as i32));
             for name in spec::VARIABLES {
@@ -139,7 +143,9 @@ impl Team {
         }
         // What they said last may still be on its way.
         while let Ok((rank, line)) = self.lines.recv_timeout(Duration::from_millis(100)) {
-            line.iter().for_each(|line| on_line(rank, line));
+            if let Some(line) = &line {
+                on_line(rank, line);
+            }
         }
         Ok(ends.into_iter().flatten().collect())
     }

@@ -85,7 +85,10 @@ impl Resources {
         if ranks > 1 && !description.ranks.iter().any(|able| able == kind) {
             let (name, able) = (&node.name, description.ranks.join(", "));
             let (message, help) = if able.is_empty() {
-                (format!("`{name}` runs as one process: it cannot share work between {ranks} ranks"), "remove `ranks`".to_owned())
+                (
+                    format!("`{name}` runs as one process: it cannot share work between {ranks} ranks"),
+                    "remove `ranks`".to_owned(),
+                )
             } else {
                 (format!("`{name}` cannot run as {ranks} ranks on `{device}` yet"), format!("it can on: {able}"))
             };

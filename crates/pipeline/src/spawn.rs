@@ -94,7 +94,8 @@ fn judge_all(start: &Start<'_>, last: Vec<Option<Event>>, ends: Vec<End>) -> std
     let name = start.program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let (mut done, mut failures) = (None, Vec::new());
     for (rank, (last, end)) in last.into_iter().zip(ends).enumerate() {
-        let name = if start.ranks == 1 { format!("`{name}`") } else { format!("`{name}`, rank {rank} of {},", start.ranks) };
+        let name =
+            if start.ranks == 1 { format!("`{name}`") } else { format!("`{name}`, rank {rank} of {},", start.ranks) };
         // Only the first rank says that all is done.
         let silent = rank > 0 && last.is_none() && end.status.success();
         match judge(&name, last, end.status) {

@@ -155,15 +155,7 @@ impl Workspace {
                 exits.push(Exit::Recipe);
             }
             let (checked, sources) = (Checked::default(), Vec::new());
-            drafts.push(Prepared {
-                node: node.clone(),
-                program,
-                description,
-                table,
-                checked,
-                sources,
-                resources,
-            });
+            drafts.push(Prepared { node: node.clone(), program, description, table, checked, sources, resources });
         }
         let answers = together(&drafts, |draft| self.check(draft));
         let mut prepared = Vec::new();
@@ -201,7 +193,8 @@ impl Workspace {
             return Ok(Checked { problems, exit: Some(Exit::Recipe.code()), ..Checked::default() });
         }
         let inputs = stage.node.inputs.keys().cloned().collect();
-        let request = CheckRequest { inputs, ranks: stage.resources.ranks, ..CheckRequest::new(value, &self.recipe.base_dir) };
+        let request =
+            CheckRequest { inputs, ranks: stage.resources.ranks, ..CheckRequest::new(value, &self.recipe.base_dir) };
         stage.program.check(&self.cache, &stage.node.name, &request)
     }
 

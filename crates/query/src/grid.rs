@@ -74,8 +74,8 @@ impl<'w> Grid<'w> {
     }
 
     fn rule(&mut self) -> Result<()> {
-        let line: String = self.widths.iter().map(|width| format!("+{}", "-".repeat(width + 2))).collect();
-        writeln!(self.out, "{line}+").map_err(Error::Output)
+        let line: Vec<String> = self.widths.iter().map(|width| "-".repeat(width + 2)).collect();
+        writeln!(self.out, "+{}+", line.join("+")).map_err(Error::Output)
     }
 }
 

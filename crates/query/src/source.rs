@@ -189,12 +189,11 @@ fn json_lines(table: &str, files: &[PathBuf], known: Option<SchemaRef>) -> Resul
     for path in files {
         let bad =
             |e: &dyn std::fmt::Display| Error::bad_file(table, path, format!("cannot be read as JSON Lines: {e}"));
-        let columns = match &schema {
-            Some(schema) => schema.clone(),
-            None => {
-                let (found, _) = infer_json_schema(open(path).map_err(|e| bad(&e))?, None).map_err(|e| bad(&e))?;
-                schema.insert(Arc::new(found)).clone()
-            }
+        let columns = if let Some(schema) = &schema {
+            Arc::clone(schema)
+        } else {
+            let (found, _) = infer_json_schema(open(path).map_err(|e| bad(&e))?, None).map_err(|e| bad(&e))?;
+            Arc::clone(schema.insert(Arc::new(found)))
         };
         let reader = ReaderBuilder::new(columns).build(open(path).map_err(|e| bad(&e))?).map_err(|e| bad(&e))?;
         for batch in reader {

@@ -73,13 +73,14 @@ impl Pictures {
             let drawn = artifact.files.iter().filter(|file| is_picture(file));
             files.extend(drawn.map(|file| (file.as_str(), artifact.path.as_path())));
         }
-        let images: Vec<Image> = match session.tables().contains("images") {
-            true => session
+        let images: Vec<Image> = if session.tables().contains("images") {
+            session
                 .rows(&format!(
                     "select file, prompt, seed, steps, guidance from images order by file limit {GENERATED}"
                 ))
-                .unwrap_or_default(),
-            false => Vec::new(),
+                .unwrap_or_default()
+        } else {
+            Vec::new()
         };
         let mut listed = BTreeSet::new();
         for image in &images {

@@ -98,13 +98,9 @@ impl Mesh {
             .collect();
         let product = |dp: String| [vec![dp], others.clone()].concat().join(" × ");
         let ranks = |n: usize| if n == 1 { "1 rank".to_owned() } else { format!("{n} ranks") };
-        if world % model != 0 {
-            let message = format!(
-                "{} need a multiple of {}, but the run has {}",
-                others.join(" × "),
-                ranks(model),
-                ranks(world)
-            );
+        if !world.is_multiple_of(model) {
+            let message =
+                format!("{} need a multiple of {}, but the run has {}", others.join(" × "), ranks(model), ranks(world));
             return Err(Problem::new(message).field("dp_size").help("change the degrees, or `ranks`"));
         }
         let fits = world / model;

@@ -28,7 +28,7 @@ pub fn entry<S: Stage>() -> ExitCode {
             Err(failure) => complain(&failure),
         },
         ["estimate", "--request", file] => {
-            match read_request::<EstimateRequest>(Path::new(file)).and_then(estimate::<S>) {
+            match read_request::<EstimateRequest>(Path::new(file)).and_then(|request| estimate::<S>(&request)) {
                 Ok(estimate) => answer(&estimate),
                 Err(failure) => complain(&failure),
             }
@@ -74,10 +74,10 @@ fn check<S: Stage>(description: &Description, request: &CheckRequest) -> Checked
     }
 }
 
-fn estimate<S: Stage>(request: EstimateRequest) -> Result<Estimate, Failure> {
+fn estimate<S: Stage>(request: &EstimateRequest) -> Result<Estimate, Failure> {
     let description = S::describe().description::<S>();
     let (parameters, _) = parse::<S>(&description, &request.parameters).map_err(first)?;
-    S::estimate(&parameters, &request)
+    S::estimate(&parameters, request)
 }
 
 /// Which rank of a run this process is, by its environment; alone if nobody says so.

@@ -12,7 +12,7 @@ use crate::cache::{MANIFEST, names, remove_tree};
 use crate::{Cache, Digest, Manifest, Result};
 
 /// Unfinished work, damaged files and old answers are kept this long unless an age is asked for.
-const KEPT_UNASKED: Duration = Duration::from_secs(14 * 24 * 3600);
+const KEPT_UNASKED: Duration = Duration::from_hours(14 * 24);
 
 /// What may go.
 #[derive(Debug, Clone, Default)]
@@ -74,7 +74,7 @@ impl Cache {
         }
         drop(gate);
         remove_tree(&trash)?;
-        self.drop_objects()?;
+        self.drop_objects();
         Ok(found)
     }
 
@@ -164,7 +164,7 @@ impl Cache {
 
     /// Removes objects that no artifact holds. With hard links they have no other name, but without, none ever has; so no
     /// manifest may name them either.
-    fn drop_objects(&self) -> Result<()> {
+    fn drop_objects(&self) {
         let mut named: Option<BTreeSet<Digest>> = None;
         for group in names(&self.root().join("objects")) {
             let folder = self.root().join("objects").join(group);
@@ -180,7 +180,6 @@ impl Cache {
                 }
             }
         }
-        Ok(())
     }
 
     /// Digests that manifests name.

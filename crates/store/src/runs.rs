@@ -57,7 +57,7 @@ impl Cache {
         let path = self.root().join("runs").join(recipe).join(number.to_string()).join("run.json");
         let mut record: Value = serde_json::from_slice(&fs_err::read(path).ok()?).ok()?;
         let seal = record.as_object_mut()?.remove("seal")?;
-        (seal == Value::from(Digest::of_json(&record).to_string())).then(|| serde_json::from_value(record).ok())?
+        (*seal.as_str()? == Digest::of_json(&record).to_string()).then(|| serde_json::from_value(record).ok())?
     }
 
     /// Records of a recipe's runs, newest first; unreadable ones are left out.

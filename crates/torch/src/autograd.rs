@@ -59,7 +59,10 @@ pub fn custom_node(
 
 /// Calls `hook` in each backward pass as soon as `leaf.grad()` holds all that this pass gives it. A leaf has one such hook;
 /// a second takes its place. Its error or panic becomes the error of the backward call. It must not own the leaf.
-pub fn on_gradient(leaf: &Tensor, mut hook: impl FnMut(&Tensor) -> Result<(), BoxError> + Send + 'static) -> Result<()> {
+pub fn on_gradient(
+    leaf: &Tensor,
+    mut hook: impl FnMut(&Tensor) -> Result<(), BoxError> + Send + 'static,
+) -> Result<()> {
     let hook: Box<Backward> = Box::new(Box::new(move |leaf: &[Option<Tensor>]| {
         leaf.iter().flatten().try_for_each(&mut hook)?;
         Ok(Vec::new())

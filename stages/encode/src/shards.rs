@@ -24,7 +24,7 @@ pub(crate) fn ends<'a>(names: impl Iterator<Item = &'a str>, row_bytes: usize) -
     for (row, name) in names.enumerate() {
         length += 1;
         count = row + 1;
-        if length >= most || (length >= least && draw(name) % mean as u64 == 0) {
+        if length >= most || (length >= least && draw(name).is_multiple_of(mean as u64)) {
             ends.push(count);
             length = 0;
         }
@@ -44,6 +44,7 @@ fn draw(name: &str) -> u64 {
 /// Writes `folder/part-NNNNN.parquet`: the rows at `places`, each changed by `adapt(row number, row)`, in files that end at
 /// `ends`. `same` tells whether the rows from a number on are, as they are to be, all of an earlier file; then it is taken
 /// over as it is.
+#[expect(clippy::too_many_arguments, reason = "each is named where it is called")]
 pub(crate) fn write<T: Table>(
     folder: &Path,
     meta: &T::Meta,

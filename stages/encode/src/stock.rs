@@ -220,15 +220,14 @@ impl<'a, T: Table> Parts<'a, T> {
     /// Appends rows that were made together, and closes the file if it is due.
     pub(crate) fn push(&mut self, stock: &mut Stock<T>, rows: Vec<T::Row>) -> Result<(), Failure> {
         for row in rows {
-            let (writer, _, bytes) = match &mut self.open {
-                Some(open) => open,
-                None => {
-                    let writer = T::create(&self.half(), &self.meta).map_err(unusable)?;
-                    self.open.insert((writer, Instant::now(), 0))
-                }
+            let (mut writer, since, bytes) = if let Some(open) = self.open.take() {
+                open
+            } else {
+                (T::create(&self.half(), &self.meta).map_err(unusable)?, Instant::now(), 0)
             };
-            *bytes += row.size();
-            T::push(writer, row).map_err(unusable)?;
+            let bytes = bytes + row.size();
+            T::push(&mut writer, row).map_err(unusable)?;
+            self.open = Some((writer, since, bytes));
         }
         let due =
             self.open.as_ref().is_some_and(|(_, since, bytes)| *bytes >= PART_BYTES || since.elapsed() >= PART_TIME);

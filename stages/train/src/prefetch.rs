@@ -63,7 +63,8 @@ pub(crate) fn with_pieces<T>(
                 rounds.retain(|round| ranks.in_step || !round.share.is_empty());
                 let seen = |sample: usize| (sample, recipe.draw(&dataset.items()[sample].sample_id, step));
                 let samples = order.samples(at).map(|index| seen(planned[index])).collect();
-                let share = |rank| order.rounds(at, rank as u64).iter().flat_map(|r| &r.share).map(|i| planned[*i]).collect();
+                let share =
+                    |rank| order.rounds(at, rank as u64).iter().flat_map(|r| &r.share).map(|i| planned[*i]).collect();
                 let shares = (0..ranks.count).map(share).collect();
                 let start = Piece::Step(Start { samples, shares, batches: rounds.len() });
                 let made = rounds.iter().map(|round| -> Result<Piece, Failure> {

@@ -8,11 +8,11 @@ use stage::{Exit, Failure};
 use tch::{Kind, Tensor};
 
 use crate::batch::{Batch, Draw};
+use crate::between_ranks;
 use crate::config::{Config, Rates};
 use crate::plan::Item;
 use crate::prefetch::Start;
 use crate::session::Session;
-use crate::between_ranks;
 
 /// What a step did.
 pub(crate) struct Stepped {
@@ -112,7 +112,8 @@ impl<'s> Accumulation<'s> {
         let counts: Vec<usize> = shares.iter().map(Vec::len).collect();
         let losses = self.session.team.gather(&own, &counts).map_err(between_ranks)?;
         let of: BTreeMap<usize, f32> = shares.concat().into_iter().zip(losses.concat()).collect();
-        let seen = samples.iter().map(|(sample, draw)| Some(Seen { sample: *sample, draw: *draw, loss: *of.get(sample)? }));
+        let seen =
+            samples.iter().map(|(sample, draw)| Some(Seen { sample: *sample, draw: *draw, loss: *of.get(sample)? }));
         let gap = || Failure::new(Exit::Bug, Problem::new("a sample of the step is in no rank's share"));
         seen.collect::<Option<_>>().ok_or_else(gap)
     }
@@ -170,7 +171,13 @@ mod tests {
         });
         let Value::Object(table) = table else { unreachable!() };
         let config = load(None, table, Path::new("/")).unwrap().config;
-        let mut session = Session::build(&config, ModelFolder::open(&folder).unwrap(), tch::Device::Cpu, parallel::Team::alone().unwrap()).unwrap();
+        let mut session = Session::build(
+            &config,
+            ModelFolder::open(&folder).unwrap(),
+            tch::Device::Cpu,
+            parallel::Team::alone().unwrap(),
+        )
+        .unwrap();
         let rates = Rates::new(None, &config.optimizer, 3);
         let bucket = Bucket { width: 80, height: 48, frames: 1 };
         let items = ["a", "b"].map(|id| Item { sample_id: id.to_owned(), bucket });
@@ -178,7 +185,8 @@ mod tests {
         for step in 0..3 {
             let (noise, levels) =
                 (tensor(&format!("optim/noise/{step}/latents")), tensor(&format!("optim/level/{step}")));
-            let draw = |sample| Draw { sigma: levels.double_value(&[sample]) as f32, weight: 1.0, dropped: false, mask: 0 };
+            let draw =
+                |sample| Draw { sigma: levels.double_value(&[sample]) as f32, weight: 1.0, dropped: false, mask: 0 };
             let start = Start { samples: vec![(0, draw(0)), (1, draw(1))], shares: vec![vec![0, 1]], batches: 2 };
             let mut accumulation = Accumulation::begin(&mut session, start).unwrap();
             for sample in 0..2 {

@@ -59,8 +59,7 @@ pub(crate) fn losses(
     };
     let own = settings.sigmas.iter().map(sum).collect::<Result<Vec<_>, _>>()?;
     let sums = session.team.sums(&own).map_err(between_ranks)?;
-    let row = |(sigma, sum): (&f64, f64)| {
-        Row { step: step as i64, sigma: *sigma as f32, loss: sum / samples.len() as f64 }
-    };
+    let row =
+        |(sigma, sum): (&f64, f64)| Row { step: step as i64, sigma: *sigma as f32, loss: sum / samples.len() as f64 };
     Ok(settings.sigmas.iter().zip(sums).map(row).collect())
 }

@@ -41,7 +41,7 @@ fn a_stage_in_python_is_a_stage() {
     assert!(scores.len() == 2 && scores[0] > 0.0 && scores[0] < scores[1] && scores[1] <= 0.5, "{scores:?}");
 
     // Between the two scores: one is refused, and nothing before it runs again.
-    set_contrast(&sandbox, &((scores[0] + scores[1]) / 2.0).to_string());
+    set_contrast(&sandbox, &f64::midpoint(scores[0], scores[1]).to_string());
     sandbox.pipeline(&["plan", "small.toml"]).expect(0).says(&["judge to run", "min_contrast"]);
     sandbox.pipeline(&["run", "small.toml"]).expect(0).says(&["1 of 2 pictures are good", "1 made, 5 cached", "blank"]);
     let rows = "select rows_in, rows_out, rows_rejected from stages where stage = 'judge'";

@@ -75,7 +75,12 @@ fn a_killed_rank_ends_the_run_everywhere_with_one_report() {
     sandbox.pipeline(&["run", "small.toml", "--until", "bucket"]).expect(0);
     let args = ["run", "small.toml", "--only", "train", "--ranks", "2", "--threads", "2", "--set", "train.ddp={}"];
     let mut command = sandbox.command(&args);
-    command.args(["--set", "train.step_scheduler.max_steps=1000000", "--set", "train.step_scheduler.ckpt_every_steps=2"]);
+    command.args([
+        "--set",
+        "train.step_scheduler.max_steps=1000000",
+        "--set",
+        "train.step_scheduler.ckpt_every_steps=2",
+    ]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the runner starts");
     // Under way: a checkpoint is there.
     let work = sandbox.path(".pipeline/work/train");
@@ -132,7 +137,12 @@ fn ranks_may_be_started_by_anyone() {
     let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a port").port();
     let start = |rank: usize| {
         let mut command = Command::new(program("pipeline-train"));
-        command.args(["run", "--request"]).arg(&request).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+            .args(["run", "--request"])
+            .arg(&request)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         // As `srun` says it.
         command.env("SLURM_PROCID", rank.to_string()).env("SLURM_NTASKS", "2").env("SLURM_LOCALID", rank.to_string());

@@ -46,8 +46,9 @@ fn copy_folder(from: &Path, to: &Path) {
 
 /// The weights of a component of a model folder.
 fn weights(model: &Path, component: &str) -> std::path::PathBuf {
-    let files = fs_err::read_dir(model.join(component)).expect("a folder").map(|entry| entry.expect("an entry").path());
-    files.filter(|path| path.extension().is_some_and(|end| end == "safetensors")).next().expect("weights")
+    let mut files =
+        fs_err::read_dir(model.join(component)).expect("a folder").map(|entry| entry.expect("an entry").path());
+    files.find(|path| path.extension().is_some_and(|end| end == "safetensors")).expect("weights")
 }
 
 /// The small project with its own copy of the model, and pictures whose size does not depend on their pixels.

@@ -9,6 +9,7 @@ use crate::support::{Forge, stage_line};
 struct Tiny(std::path::PathBuf);
 
 impl Tiny {
+    #[expect(clippy::print_stderr, reason = "a skipped test says so")]
     fn mount(path: &Path, options: &str) -> Option<Self> {
         fs_err::create_dir_all(path).unwrap();
         let done = Command::new("mount").args(["-t", "tmpfs", "-o", options, "none"]).arg(path).output();

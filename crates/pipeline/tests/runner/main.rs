@@ -10,7 +10,7 @@ mod errors;
 mod failure;
 mod freshness;
 mod hub_sources;
-mod report;
 mod ranks;
+mod report;
 mod support;
 mod together;

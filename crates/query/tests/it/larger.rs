@@ -23,21 +23,25 @@ fn large(folder: &std::path::Path) -> TableSource {
     TableSource::files("rejects", vec![path])
 }
 
+/// Counts what is written.
+struct Count(u64);
+
+impl std::io::Write for Count {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0 += bytes.len() as u64;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
 #[test]
 fn a_table_larger_than_memory_is_answered_with_the_disk_s_help() {
     let folder = tempfile::tempdir().unwrap();
     let session = Session::with_memory(&[large(folder.path())], 24 << 20).unwrap();
     // Streamed: nothing is held but the batch at hand.
-    struct Count(u64);
-    impl std::io::Write for Count {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0 += bytes.len() as u64;
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
     for format in [Format::Csv, Format::Jsonl, Format::Json, Format::Table] {
         let mut out = Count(0);
         assert_eq!(session.run("select * from rejects", format, &mut out).unwrap(), 30_000);
@@ -48,7 +52,10 @@ fn a_table_larger_than_memory_is_answered_with_the_disk_s_help() {
     let sql = "select sample_id, detail from rejects order by sample_id";
     assert_eq!(session.save(sql, Format::Parquet, &path).unwrap(), 30_000);
     let mut last = String::new();
-    for batch in ParquetRecordBatchReaderBuilder::try_new(std::fs::File::open(&path).unwrap()).unwrap().build().unwrap()
+    for batch in ParquetRecordBatchReaderBuilder::try_new(fs_err::File::open(&path).unwrap().into_file())
+        .unwrap()
+        .build()
+        .unwrap()
     {
         for id in batch.unwrap().column(0).as_string::<i32>().iter().flatten() {
             assert!(last.as_str() < id);
@@ -76,7 +83,7 @@ fn an_answer_goes_into_a_file_that_appears_when_it_is_whole() {
     let jsonl = fs_err::read_to_string(folder.path().join("answer.jsonl")).unwrap();
     assert_eq!(jsonl.lines().next(), Some(r#"{"step":0,"step_2":0,"loss":1.0}"#));
     assert_eq!(jsonl.lines().count(), 10);
-    let file = std::fs::File::open(folder.path().join("answer.parquet")).unwrap();
+    let file = fs_err::File::open(folder.path().join("answer.parquet")).unwrap().into_file();
     let batch = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap().next().unwrap().unwrap();
     assert_eq!(batch.column_by_name("step_2").unwrap().as_primitive::<Int64Type>().value(9), 9);
     assert!(matches!(session.run(sql, Format::Parquet, &mut Vec::new()), Err(Error::ParquetNeedsFile)));

@@ -1,5 +1,7 @@
 //! Claims about the page as a file: what it holds, what it can never do, and how large it can get.
 
+#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+
 use std::path::PathBuf;
 
 use query::{Session, TableSource};
@@ -172,6 +174,7 @@ fn what_the_tables_hold_is_on_the_page() {
         true_cfg: None,
         lora: None,
         lora_scale: None,
+        style: None,
         checkpoint: "c".into(),
     }]);
     let mut generate = made("generate", &["train"]);

@@ -6,7 +6,7 @@ use super::*;
 use crate::publish::tests::{cache, make, material};
 use crate::{InputRecord, Lookup};
 
-const HOUR: Duration = Duration::from_secs(3600);
+const HOUR: Duration = Duration::from_hours(1);
 
 #[expect(clippy::disallowed_methods, reason = "ages are measured from now")]
 fn now() -> SystemTime {
@@ -53,7 +53,7 @@ fn what_no_run_reaches_goes_with_its_objects_and_the_rest_stays_whole() {
 fn age_and_size_limit_what_goes() {
     let (_folder, cache) = cache();
     three(&cache);
-    let old = Policy { younger_than: Some(HOUR * 8 - HOUR / 2), ..Policy::default() };
+    let old = Policy { younger_than: Some(HOUR * 15 / 2), ..Policy::default() };
     assert_eq!(cache.collect(&old, now(), true).unwrap().artifacts.len(), 2, "9 and 8 hours old");
     let clock_set_back = now() - HOUR * 100;
     assert_eq!(cache.collect(&old, clock_set_back, true).unwrap().artifacts.len(), 0);

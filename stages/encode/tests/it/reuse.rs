@@ -40,9 +40,9 @@ fn same_as_afresh(made: &Run, samples: Vec<Sample>) {
 #[test]
 fn nothing_changed_costs_nothing_and_shares_the_files() {
     let first = run(cards(0..6), json!({}));
-    assert_eq!(first.new(), (6, 6), "five captions and the empty one");
+    assert_eq!(first.made_anew(), (6, 6), "five captions and the empty one");
     let second = after(vec![first.publish()], cards(0..6));
-    assert_eq!(second.new(), (0, 0));
+    assert_eq!(second.made_anew(), (0, 0));
     assert!(second.events.iter().all(|event| !matches!(event, stage::Event::Progress { .. })), "{:?}", second.events);
     same_as_afresh(&second, cards(0..6));
     let inode = |run: &Run| {
@@ -58,11 +58,11 @@ fn one_added_one_removed_and_one_changed_are_two_to_encode() {
     // 5 is gone, 6 is new, and 2 has other pixels.
     let now = || cards([0, 1, 12, 3, 4, 6]);
     let second = after(vec![first.publish()], now());
-    assert_eq!(second.new(), (2, 0));
+    assert_eq!(second.made_anew(), (2, 0));
     assert!(second.outcome().summary.contains("(2 new, 4 reused)"), "{}", second.outcome().summary);
     same_as_afresh(&second, now());
     let third = after(vec![second.publish(), first.publish()], cards(0..6));
-    assert_eq!(third.new(), (0, 0), "back again: what was removed is still in the older artifact");
+    assert_eq!(third.made_anew(), (0, 0), "back again: what was removed is still in the older artifact");
     same_as_afresh(&third, cards(0..6));
 }
 
@@ -75,11 +75,11 @@ fn a_changed_caption_encodes_text_only_and_another_size_pictures_only() {
         cards
     };
     let second = after(vec![first.publish()], recaptioned());
-    assert_eq!(second.new(), (0, 1));
+    assert_eq!(second.made_anew(), (0, 1));
     same_as_afresh(&second, recaptioned());
     let world = World { previous: vec![first.publish()], ..World::default() };
     let larger = run_in_world(&world, cards(0..4), json!({"max_pixels": 16384}), Settings::default(), 1, |_| {});
-    assert_eq!(larger.new(), (4, 0));
+    assert_eq!(larger.made_anew(), (4, 0));
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn equal_pictures_are_encoded_once() {
         cards
     };
     let made = run(twins(), json!({}));
-    assert_eq!((made.new().0, made.outcome().ledger.out), (2, 3));
+    assert_eq!((made.made_anew().0, made.outcome().ledger.out), (2, 3));
     same_as_afresh(&after(vec![made.publish()], twins()), twins());
 }
 
@@ -99,14 +99,14 @@ fn what_a_killed_try_of_another_key_left_is_taken_over() {
     let killed = run(cards(0..5), json!({}));
     let scratch = killed.folder.path().join("scratch");
     let second = after(vec![scratch.clone()], cards([0, 1, 2, 3, 7]));
-    assert_eq!(second.new(), (1, 0));
+    assert_eq!(second.made_anew(), (1, 0));
     same_as_afresh(&second, cards([0, 1, 2, 3, 7]));
     // A half-written file, and one whose bits flipped.
     let part = files_of(&scratch.join("latents")).remove(0);
     flip(&part, 3000);
     fs_err::write(scratch.join("latents/next.parquet.part"), "half").unwrap();
     let third = after(vec![scratch], cards(0..5));
-    assert_eq!(third.new(), (5, 0));
+    assert_eq!(third.made_anew(), (5, 0));
     same_as_afresh(&third, cards(0..5));
 }
 
@@ -122,11 +122,11 @@ fn nothing_is_taken_from_a_damaged_file() {
     // In the middle of the values, where no decoder sees it.
     flip(&artifact.join(&latents[0]), 1000);
     let second = after(vec![artifact.clone()], cards(0..4));
-    let lost = second.new().0;
-    assert!(lost > 0 && second.new().1 == 0);
+    let lost = second.made_anew().0;
+    assert!(lost > 0 && second.made_anew().1 == 0);
     same_as_afresh(&second, cards(0..4));
     flip(&artifact.join(&captions[0]), 1000);
-    assert_eq!(after(vec![artifact], cards(0..4)).new(), (lost, 5));
+    assert_eq!(after(vec![artifact], cards(0..4)).made_anew(), (lost, 5));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn a_swapped_vae_makes_all_latents_stale_and_no_text_and_a_swapped_t5_the_revers
         let last = fs_err::metadata(&weights).unwrap().len() as usize - 2;
         flip(&weights, last);
         let made = with(&World { model: folder.path().into(), previous: vec![artifact.clone()] }, cards(0..3));
-        made.new()
+        made.made_anew()
     };
     assert_eq!(swapped("vae"), (3, 0));
     assert_eq!(swapped("text_encoder_2"), (0, 4));

@@ -91,7 +91,7 @@ impl Run {
     }
 
     /// Latents and captions that were encoded, not taken over.
-    pub(crate) fn new(&self) -> (u64, u64) {
+    pub(crate) fn made_anew(&self) -> (u64, u64) {
         let new = |what: &str| self.outcome().info["new"][what].as_u64().unwrap();
         (new("latents"), new("captions"))
     }

@@ -74,7 +74,8 @@ impl Distributed {
     /// What a run on `ranks` ranks does not do as the training recipe says.
     pub(crate) fn remarks(&self, ranks: usize) -> Vec<String> {
         let degrees = [("dp_size", self.asked.dp), ("dp_replicate_size", self.asked.dp_replicate)];
-        let wide = degrees.into_iter().filter_map(|(key, degree)| Some((key, degree.filter(|n| *n > 1 && ranks == 1)?)));
+        let wide =
+            degrees.into_iter().filter_map(|(key, degree)| Some((key, degree.filter(|n| *n > 1 && ranks == 1)?)));
         wide.map(|(key, degree)| {
             let block = self.block.unwrap_or("fsdp");
             format!("{block}.{key}: {degree}: one rank here (`--ranks`); the global batch is reached by accumulation")
@@ -93,7 +94,11 @@ fn sharded(mut block: Block<'_>) -> (bool, Asked) {
     for key in ["cp_ring_degree", "cp_ulysses_degree"] {
         block.without_effect(key, &[json!(1)], "context parallelism is not built yet");
     }
-    block.without_effect("defer_fsdp_grad_sync", &[json!(false)], "gradients go to their shards after each micro-batch");
+    block.without_effect(
+        "defer_fsdp_grad_sync",
+        &[json!(false)],
+        "gradients go to their shards after each micro-batch",
+    );
     block.without_effect("reshard_after_forward", &[json!(true)], "a block's parameters are given up after each use");
     block.without_effect("enable_fsdp2_prefetch", &[json!(true)], "the next block is always gathered ahead");
     for key in ["fsdp2_backward_prefetch_depth", "fsdp2_forward_prefetch_depth"] {

@@ -93,9 +93,7 @@ fn no_file_means_our_copy_of_the_published_full_fine_tune() {
 #[test]
 fn keys_without_effect_are_answered_in_one_line_each() {
     let notes = load(Some("flux_t2i_flow.yaml"), Map::new(), &recipes()).unwrap().notes;
-    for key in
-        ["model.transformer_engine_fp8:", "model.attention_backend:", "fsdp.fsdp2_backward_prefetch_depth:"]
-    {
+    for key in ["model.transformer_engine_fp8:", "model.attention_backend:", "fsdp.fsdp2_backward_prefetch_depth:"] {
         assert_eq!(notes.iter().filter(|note| note.starts_with(key)).count(), 1, "{key} in {notes:#?}");
     }
     assert!(notes.iter().all(|note| !note.contains('\n')));
@@ -262,7 +260,10 @@ fn a_mesh_that_does_not_fit_or_is_not_built_is_refused_in_one_line() {
         (problem.field.unwrap_or_default(), problem.message)
     };
     let (field, message) = refused(json!({"ddp": {"dp_size": 8}}), 2);
-    assert_eq!((field.as_str(), message.as_str()), ("ddp.dp_size", "`ddp`: dp_size 8 is 8 ranks, but the run has 2 ranks"));
+    assert_eq!(
+        (field.as_str(), message.as_str()),
+        ("ddp.dp_size", "`ddp`: dp_size 8 is 8 ranks, but the run has 2 ranks")
+    );
     for (key, what) in [("tp_size", "tensor"), ("cp_size", "context"), ("pp_size", "pipeline"), ("ep_size", "expert")] {
         for ranks in [1, 2] {
             let (field, message) = refused(json!({"fsdp": {key: 2}}), ranks);
@@ -278,7 +279,10 @@ fn a_mesh_that_does_not_fit_or_is_not_built_is_refused_in_one_line() {
     assert_eq!(mesh(json!({}), 3), spec::Mesh::replicated(3));
     assert_eq!(mesh(json!({"fsdp": {}}), 4).to_string(), "dp_shard 4");
     assert_eq!(mesh(json!({"fsdp": {"dp_replicate_size": 2}}), 4).to_string(), "dp_replicate 2 × dp_shard 2");
-    assert_eq!(loaded(OLD_SCHEMA, json!({"dist_env": {"timeout_minutes": 0.5}})).config.distributed.timeout.as_secs(), 30);
+    assert_eq!(
+        loaded(OLD_SCHEMA, json!({"dist_env": {"timeout_minutes": 0.5}})).config.distributed.timeout.as_secs(),
+        30
+    );
 }
 
 #[test]

@@ -129,10 +129,13 @@ fn an_adapter_its_dropout_and_validation_do_not_depend_on_ranks() {
     });
     world.run("one", over.clone()).unwrap();
     let last = world.checkpoints("one").pop().unwrap();
-    let rows = |name: &str| -> Vec<Validation> { tables::read(&world.output(name).join("validation.parquet")).unwrap() };
+    let rows =
+        |name: &str| -> Vec<Validation> { tables::read(&world.output(name).join("validation.parquet")).unwrap() };
     let mut parts = over.clone();
     parts.as_object_mut().unwrap().remove("ddp");
-    for (name, over) in [("copies", over), ("parts", spread(&parts, "fsdp", json!({"activation_checkpointing": false})))] {
+    for (name, over) in
+        [("copies", over), ("parts", spread(&parts, "fsdp", json!({"activation_checkpointing": false})))]
+    {
         world.run_ranks(name, 2, &over).unwrap();
         assert_same_run(&world, "one", name, &last);
         let (one, other) = (rows("one"), rows(name));
@@ -146,7 +149,8 @@ fn an_adapter_its_dropout_and_validation_do_not_depend_on_ranks() {
 #[test]
 fn a_broken_sample_stops_all_ranks_with_its_name() {
     let world = World::with_latents(&[(SQUARE, 4)], |id, n| vec![if id.ends_with("-2") { f32::NAN } else { 0.1 }; n]);
-    let failure = world.run_ranks("run", 2, &json!({"step_scheduler": {"local_batch_size": 2}, "ddp": {}})).unwrap_err();
+    let failure =
+        world.run_ranks("run", 2, &json!({"step_scheduler": {"local_batch_size": 2}, "ddp": {}})).unwrap_err();
     assert_eq!(failure.exit, Exit::Numbers);
     assert!(failure.problem.message.contains("`64x64-2` (sigma 0."), "{}", failure.problem.message);
     assert_eq!(world.checkpoints("run"), [""; 0]);

@@ -104,9 +104,8 @@ impl World {
 
     /// Runs the stage as `ranks` ranks, threads of this process; what the first of them gave, after all agree.
     pub(super) fn run_ranks(&self, name: &str, ranks: usize, over: &Value) -> Result<Outcome, Failure> {
-        let mut ended = comm::testing::launches(ranks, |launch| {
-            crate::trainer::run(&self.work(name, over, false), launch)
-        });
+        let mut ended =
+            comm::testing::launches(ranks, |launch| crate::trainer::run(&self.work(name, over, false), launch));
         let (ok, all) = (ended.iter().filter(|ended| ended.is_ok()).count(), ended.len());
         assert!(ok == 0 || ok == all, "{ended:?}");
         ended.swap_remove(0)
