@@ -30,9 +30,11 @@ impl Draws {
     }
 }
 
+/// Processes started by any thread of a process: the runner has one for each stage.
 fn children(pid: u32) -> Vec<u32> {
-    let list = fs_err::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    list.split_whitespace().filter_map(|id| id.parse().ok()).collect()
+    let threads = fs_err::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.map(|thread| fs_err::read_to_string(thread.path().join("children")).unwrap_or_default());
+    lists.flat_map(|list| list.split_whitespace().filter_map(|id| id.parse().ok()).collect::<Vec<_>>()).collect()
 }
 
 fn kill(pid: u32) -> bool {
