@@ -2,6 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+/// How a duration and a size are told to people, on the terminal as on the page of a run.
+pub(crate) use report::{bytes as size, duration as told};
+
 /// Now, as `2026-11-30T11:06:05Z`.
 pub(crate) fn now() -> String {
     let seconds = system().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
@@ -62,34 +65,6 @@ fn utc(seconds: u64) -> String {
     let year = year_of_era + era * 400 + u64::from(month <= 2);
     let (hour, minute, second) = (seconds / 3_600 % 24, seconds / 60 % 60, seconds % 60);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
-/// A duration for people: `0.03 s`, `12.4 s`, `3 min 20 s`, `2 h 05 min`.
-pub(crate) fn told(seconds: f64) -> String {
-    let whole = seconds.round() as u64;
-    if seconds < 1.0 {
-        format!("{seconds:.2} s")
-    } else if seconds < 100.0 {
-        format!("{seconds:.1} s")
-    } else if whole < 3_600 {
-        format!("{} min {:02} s", whole / 60, whole % 60)
-    } else {
-        format!("{} h {:02} min", whole / 3_600, whole / 60 % 60)
-    }
-}
-
-/// A size for people: `512 B`, `3.4 MB`.
-pub(crate) fn size(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    let mut unit = "B";
-    for next in ["kB", "MB", "GB", "TB"] {
-        if value < 1000.0 {
-            break;
-        }
-        value /= 1000.0;
-        unit = next;
-    }
-    if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") }
 }
 
 #[cfg(test)]

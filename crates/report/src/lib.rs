@@ -15,6 +15,7 @@ mod sections;
 mod text;
 
 pub use facts::{Artifact, Ledger, Run, Source, Stage, Status};
+pub use text::{bytes, duration};
 
 use query::Session;
 

@@ -56,7 +56,7 @@ pub(crate) fn many(n: u64, one: &str) -> String {
 }
 
 /// A duration: `0.03 s`, `12.4 s`, `3 min 20 s`, `2 h 05 min`.
-pub(crate) fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     let whole = seconds.round() as u64;
     if seconds < 1.0 {
         format!("{seconds:.2} s")
@@ -70,7 +70,7 @@ pub(crate) fn duration(seconds: f64) -> String {
 }
 
 /// A size: `512 B`, `3.4 MB`.
-pub(crate) fn bytes(bytes: u64) -> String {
+pub fn bytes(bytes: u64) -> String {
     let mut value = bytes as f64;
     let mut unit = "B";
     for next in ["kB", "MB", "GB", "TB"] {
