@@ -150,17 +150,9 @@ fn rotary_table(axes: &[i64], text: i64, rows: i64, columns: i64, device: Device
     Ok(Tensor::f_stack(&[angles.f_cos()?, angles.f_sin()?], -1)?.f_to_kind(Kind::Float)?.f_to_device(device)?)
 }
 
-/// Turns neighbouring channels of [B, T, H, K] as complex numbers, in f32.
-fn rotate(x_bthk: &Tensor, table: &Tensor) -> nn::Result<Tensor> {
-    let (b, t, h, k) = x_bthk.size4()?;
-    let pairs = x_bthk.f_to_kind(Kind::Float)?.f_reshape([b, t, h, k / 2, 2])?.f_view_as_complex()?;
-    let turned = pairs.f_mul(&table.f_view_as_complex()?.f_unsqueeze(1)?)?;
-    Ok(turned.f_view_as_real()?.f_flatten(3, 4)?.f_to_kind(x_bthk.kind())?)
-}
-
 /// Attention over [B, T, H, K] to [B, T, D].
 fn attend(q: &Tensor, k: &Tensor, v: &Tensor, table: &Tensor) -> nn::Result<Tensor> {
-    let (q, k) = (rotate(q, table)?.f_transpose(1, 2)?, rotate(k, table)?.f_transpose(1, 2)?);
+    let (q, k) = (rotary::turn(q, table)?.f_transpose(1, 2)?, rotary::turn(k, table)?.f_transpose(1, 2)?);
     attention::merge_heads(&attention::scaled_dot_product(&q, &k, &v.f_transpose(1, 2)?, None, None)?)
 }
 
