@@ -23,10 +23,10 @@ pub(crate) struct Arguments {
     #[arg(required = true)]
     pictures: Vec<PathBuf>,
     /// Optimizer steps.
-    #[arg(long, default_value_t = 12000, value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, default_value_t = 2500, value_parser = clap::value_parser!(u64).range(1..))]
     steps: u64,
     /// Crops of each folder in a step, such as `4,2`.
-    #[arg(long, value_delimiter = ',', default_value = "3,3")]
+    #[arg(long, value_delimiter = ',', default_value = "4,4")]
     batch: Vec<usize>,
     /// Size to which pictures are brought before they are cropped.
     #[arg(long, default_value_t = 96)]

@@ -45,7 +45,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     } else {
         Builder::random(*seed, options)
     };
-    let vae = AutoencoderKl::new(&folder, &builder, Kind::Float)?;
+    let compute = if torch::device::native_bf16(Device::Cpu) { Kind::BFloat16 } else { Kind::Float };
+    let vae = AutoencoderKl::new(&folder, &builder, compute)?;
     let parameters = builder.finish().into_diagnostic()?;
     if !go_on {
         narrow(&parameters)?;

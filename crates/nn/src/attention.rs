@@ -1,11 +1,15 @@
 //! Attention over heads.
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use crate::error::Result;
 
+/// Below so many keys libtorch's CPU kernel is up to four times slower in bf16 than in f32, most of it in backward.
+const SHORT: i64 = 256;
+
 /// `softmax(q k^T * scale + mask) v` by libtorch's best kernel. `q` [B, heads, S, D], `k` and `v` [B, heads, T, D]; `mask`
 /// broadcasts to [B, heads, S, T], either bool (true = attend) or added to the scores; `scale` defaults to 1/sqrt(D).
+/// The result has the kind of `q`; short sequences on a CPU are computed in f32 whatever it is.
 pub fn scaled_dot_product(
     q: &Tensor,
     k: &Tensor,
@@ -13,6 +17,15 @@ pub fn scaled_dot_product(
     mask: Option<&Tensor>,
     scale: Option<f64>,
 ) -> Result<Tensor> {
+    if q.device() == Device::Cpu && q.kind() == Kind::BFloat16 && k.size()[2] < SHORT {
+        let [q, k, v] = [q, k, v].map(|x| x.f_to_kind(Kind::Float));
+        let mask = match mask {
+            Some(mask) if mask.kind() == Kind::BFloat16 => Some(mask.f_to_kind(Kind::Float)?),
+            other => other.map(Tensor::shallow_clone),
+        };
+        let out = Tensor::f_scaled_dot_product_attention(&q?, &k?, &v?, mask.as_ref(), 0.0, false, scale, false)?;
+        return Ok(out.f_to_kind(Kind::BFloat16)?);
+    }
     Ok(Tensor::f_scaled_dot_product_attention(q, k, v, mask, 0.0, false, scale, false)?)
 }
 

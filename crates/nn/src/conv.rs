@@ -34,6 +34,11 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
+    /// Whether gradients of the weight are asked for.
+    pub fn is_trained(&self) -> bool {
+        self.weight.requires_grad()
+    }
+
     /// [B, in, H, W] to [B, out, H', W'], computed in the kind of `x`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let Conv2dOptions { stride, padding, .. } = self.options;

@@ -1,0 +1,1 @@
+//! Artifacts in an object store.
