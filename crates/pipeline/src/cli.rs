@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::selection::{Request, Selection};
 use crate::sql::Question;
 use crate::workspace::{Options, Workspace, cache_folder};
-use crate::{clock, collect, execute, plan, report, show, sql, status, verify, why};
+use crate::{bench, clock, collect, execute, plan, report, show, sql, status, verify, why};
 use store::Cache;
 
 const EXAMPLES: &str = "\
@@ -46,6 +46,8 @@ struct Cli {
 enum Command {
     /// Run every stage of a recipe whose result is not cached
     Run(RunArgs),
+    /// Run a recipe, then hold its numbers against the bounds of its `[bench]` tables
+    Bench(RunArgs),
     /// Say what would run, and why
     Plan(RunArgs),
     /// Ask the tables of a recipe's artifacts in SQL
@@ -259,6 +261,10 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Run(args) => {
             let (workspace, selection, json) = open_run(args)?;
             execute::run(&workspace, &selection, json)
+        }
+        Command::Bench(args) => {
+            let (workspace, selection, json) = open_run(args)?;
+            bench::run(&workspace, &selection, json)
         }
         Command::Plan(args) => {
             let (workspace, selection, json) = open_run(args)?;

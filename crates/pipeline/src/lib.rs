@@ -1,5 +1,6 @@
 //! The runner: which stage is fresh, which must run and why, processes, progress. Knows no particular stage, no tensor.
 
+mod bench;
 mod cli;
 mod clock;
 mod collect;

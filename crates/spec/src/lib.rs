@@ -1,5 +1,6 @@
 //! The vocabulary: recipe, graph, buckets, ranks and their mesh, problems. Knows no files but text, no tensors, no processes.
 
+mod bound;
 pub mod bucket;
 pub mod glob;
 pub mod graph;
@@ -12,6 +13,7 @@ pub mod schema;
 pub mod suggest;
 mod text;
 
+pub use bound::Bound;
 pub use bucket::Bucket;
 pub use graph::Graph;
 pub use launch::{Launch, Meeting, VARIABLES};

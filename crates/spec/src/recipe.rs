@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 
 use crate::mistake::{Mistake, Mistakes, Origin};
 use crate::text::{Place, Places, parse_document, parse_value};
-use crate::{Graph, Problem, suggest};
+use crate::{Bound, Graph, Problem, suggest};
 
 /// Keys beside the stages' tables.
-const TOP_LEVEL: &[&str] = &["name", "device", "threads"];
+const TOP_LEVEL: &[&str] = &["name", "device", "threads", "bench"];
 
 /// A parsed recipe with `--set` overrides applied.
 #[derive(Debug, Clone)]
@@ -27,6 +27,8 @@ pub struct Recipe {
     pub threads: Option<u64>,
     /// Stage → its table.
     pub stages: BTreeMap<String, Map<String, Value>>,
+    /// What a run must reach, by name: the `[bench.NAME]` tables. No stage sees them.
+    pub bounds: BTreeMap<String, Bound>,
     /// The `--set` arguments, as written.
     pub overrides: Vec<String>,
     places: Places,
@@ -68,6 +70,7 @@ impl Recipe {
             device: None,
             threads: None,
             stages: BTreeMap::new(),
+            bounds: BTreeMap::new(),
             overrides: overrides.to_vec(),
             places,
             origin,
@@ -93,6 +96,18 @@ impl Recipe {
                 ("threads", _) => {
                     let mistake = Mistake::new("`threads` must be an integer > 0".to_owned());
                     mistakes.push(self.place(mistake, &key, "not a number of threads"));
+                }
+                ("bench", Value::Object(tables)) => {
+                    for (name, table) in tables {
+                        match Bound::read(&table) {
+                            Ok(bound) => drop(self.bounds.insert(name, bound)),
+                            Err(problem) => {
+                                let mistake = Mistake::new(format!("`bench.{name}`: {}", problem.message))
+                                    .help(problem.help.unwrap_or_default());
+                                mistakes.push(self.place(mistake, &format!("bench.{name}"), "here"));
+                            }
+                        }
+                    }
                 }
                 (_, Value::Object(table)) => {
                     self.stages.insert(key, table);
@@ -344,6 +359,9 @@ mod tests {
             ("name = 3", "`name` must be a string"),
             ("name = \"../x\"", "cannot be the name of a folder"),
             ("threads = 0", "`threads` must be an integer > 0"),
+            ("[bench]\nx = 1", "`bench.x`: not a bound"),
+            ("[bench.x]\nquery = \"select 1\"", "`bench.x`: this bound holds for every number"),
+            ("bench = 1", "unknown key `bench`"),
             ("a = [", "not valid TOML"),
             ("[a]\nx = 1\nx = 2", "duplicate key"),
         ] {

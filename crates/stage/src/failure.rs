@@ -26,6 +26,8 @@ pub enum Exit {
     Hub = 7,
     /// Another rank of the same run is gone or hangs: the consequence of some other failure.
     Lost = 8,
+    /// A benchmark's number is not within its bounds.
+    Missed = 9,
     /// A broken invariant of the program itself.
     Bug = 101,
     /// Stopped by SIGINT or SIGTERM.
@@ -44,6 +46,7 @@ impl Exit {
         (Self::Io, "the file system failed: disk full, no permission"),
         (Self::Hub, "the Hub cannot be reached or refuses"),
         (Self::Lost, "a rank of a distributed run was lost"),
+        (Self::Missed, "a benchmark's number is out of its bounds"),
         (Self::Bug, "a bug in a program of ours"),
         (Self::Interrupted, "interrupted; what was finished is kept"),
     ];

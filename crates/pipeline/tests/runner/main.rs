@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 
 mod answers;
+mod bench;
 mod crash;
 mod damage;
 mod disk;
