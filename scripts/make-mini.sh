@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the mini model anew: mini/flux-mini, in about an hour and a half on two quiet cores. `mini/README.md` says what it is.
+# Makes the mini model anew: mini/flux-mini. `mini/README.md` says what it is and how long each step takes.
 #   scripts/make-mini.sh PYTHON     a Python with what tools/fixtures/requirements.txt lists
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,8 +12,9 @@ rm -rf runs/mini
 $python tools/mini.py runs/mini runs/scenes runs/deck
 $bin/train-vae runs/mini runs/scenes runs/deck
 $bin/pipeline run recipes/mini-pretrain.toml
+$bin/pipeline run recipes/mini-finish.toml
 
-checkpoint=$(ls -d runs/mini-pretrain/train/epoch_*_step_* | sort -t_ -k4 -n | tail -1)
+checkpoint=$(ls -d runs/mini-finish/train/epoch_*_step_* | sort -t_ -k4 -n | tail -1)
 rm -rf mini/flux-mini
 mkdir -p mini/flux-mini
 cp -rL "$checkpoint"/{model_index.json,scheduler,text_encoder,text_encoder_2,tokenizer,tokenizer_2,transformer,vae} mini/flux-mini/
