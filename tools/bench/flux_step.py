@@ -1,8 +1,8 @@
-"""Forward and backward of a FLUX transformer in PyTorch eager + diffusers: the counterpart of `cargo run --example flux_step`.
+"""A training step and a VAE encode of a FLUX in PyTorch eager + diffusers: the counterpart of `cargo run -p models --example step`.
 
     python flux_step.py FOLDER [--size 256] [--batch 2] [--text 512] [--steps 5] [--threads 1] [--dtype float32]
 
-FOLDER is made if it is not there (71 M parameters: 4 + 8 blocks, width 512). Both programs build the same inputs, so their
+FOLDER is made if it is not there (71 M parameters: 4 + 8 blocks, width 512; a VAE of a quarter of FLUX's channels). Both programs build the same inputs, so their
 losses agree. Times are medians a step; CPU time is the process's, which a busy machine disturbs less.
 """
 
@@ -12,16 +12,30 @@ import statistics
 import time
 
 import torch
-from diffusers import FluxPipeline, FluxTransformer2DModel
+from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
 
 MID = dict(num_layers=4, num_single_layers=8, attention_head_dim=64, num_attention_heads=8, joint_attention_dim=512,
            pooled_projection_dim=128, axes_dims_rope=(8, 28, 28), guidance_embeds=True)
+VAE = dict(block_out_channels=(32, 64, 128, 128), layers_per_block=2, latent_channels=16, down_block_types=["DownEncoderBlock2D"] * 4,
+           up_block_types=["UpDecoderBlock2D"] * 4, scaling_factor=0.3611, shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False)
 
 
 def wave(*shape, phase):
     """Numbers of about unit size that any program can make."""
     n = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
     return (1.4 * torch.sin(n * 0.7390851 + phase)).float().view(shape)
+
+
+def timed(steps, run):
+    """The last value, medians of wall and CPU time of `steps` runs after one to warm up, and the peak of memory so far."""
+    wall, cpu = [], []
+    for _ in range(steps + 1):
+        t, p = time.perf_counter(), time.process_time()
+        value = run()
+        wall.append(time.perf_counter() - t)
+        cpu.append(time.process_time() - p)
+    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
+    return f"{value:.6f}  wall {statistics.median(wall[1:]):.3f} s  cpu {statistics.median(cpu[1:]):.3f} s  peak {int(peak) // 1024} MiB"
 
 
 def main():
@@ -36,8 +50,9 @@ def main():
     if not os.path.exists(path):
         torch.manual_seed(0)
         FluxTransformer2DModel(**MID).save_pretrained(path)
+        AutoencoderKL(**VAE).save_pretrained(os.path.join(a.folder, "vae"))
         with open(os.path.join(a.folder, "model_index.json"), "w") as f:
-            f.write('{"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}\n')
+            f.write('{"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"], "vae": ["diffusers", "AutoencoderKL"]}\n')
     dtype = getattr(torch, a.dtype)
     model = FluxTransformer2DModel.from_pretrained(path, torch_dtype=dtype)
     c, b, h = model.config, a.batch, a.size // 8
@@ -50,16 +65,22 @@ def main():
         encoder_hidden_states=wave(b, a.text, c.joint_attention_dim, phase=0.4).to(dtype), txt_ids=torch.zeros(a.text, 3),
         img_ids=FluxPipeline._prepare_latent_image_ids(b, h // 2, h // 2, "cpu", torch.float32))
     target = FluxPipeline._pack_latents(noise - clean, b, c.in_channels // 4, h, h)
-    wall, cpu = [], []
-    for _ in range(a.steps + 1):
-        t, p = time.perf_counter(), time.process_time()
+
+    def step():
         model.zero_grad(set_to_none=True)
         loss = torch.nn.functional.mse_loss(model(**inputs, return_dict=False)[0].float(), target)
         loss.backward()
-        wall.append(time.perf_counter() - t)
-        cpu.append(time.process_time() - p)
-    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
-    print(f"loss {loss.item():.6f}  wall {statistics.median(wall[1:]):.3f} s  cpu {statistics.median(cpu[1:]):.3f} s  peak {int(peak) // 1024} MiB")
+        return loss.item()
+
+    print(f"step: loss {timed(a.steps, step)}")
+    vae = AutoencoderKL.from_pretrained(os.path.join(a.folder, "vae"), torch_dtype=dtype)
+    pixels = (wave(b, 3, a.size, a.size, phase=0.5) / 1.4).to(dtype)
+
+    @torch.no_grad()
+    def encode():
+        return vae.encode(pixels).latent_dist.mean.float().square().mean().item()
+
+    print(f"encode: mean square {timed(a.steps, encode)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A training step and a VAE encode of a Wan in PyTorch eager + diffusers: the counterpart of `cargo run --example wan`.
+"""A training step and a VAE encode of a Wan in PyTorch eager + diffusers: the counterpart of `cargo run -p models --example step`.
 
     python wan.py FOLDER [--size 128] [--frames 17] [--batch 1] [--text 512] [--steps 5] [--threads 1] [--dtype float32]
 
@@ -25,14 +25,15 @@ def wave(*shape, phase):
 
 
 def timed(steps, run):
-    """The last value, and medians of wall and CPU time, of `steps` runs after one to warm up."""
+    """The last value, medians of wall and CPU time of `steps` runs after one to warm up, and the peak of memory so far."""
     wall, cpu = [], []
     for _ in range(steps + 1):
         t, p = time.perf_counter(), time.process_time()
         value = run()
         wall.append(time.perf_counter() - t)
         cpu.append(time.process_time() - p)
-    return f"{value:.6f}  wall {statistics.median(wall[1:]):.3f} s  cpu {statistics.median(cpu[1:]):.3f} s"
+    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
+    return f"{value:.6f}  wall {statistics.median(wall[1:]):.3f} s  cpu {statistics.median(cpu[1:]):.3f} s  peak {int(peak) // 1024} MiB"
 
 
 def main():

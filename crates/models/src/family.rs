@@ -46,6 +46,8 @@ pub trait Family: Sync + std::fmt::Debug {
     /// Text encoders with their tokenizers, in `options.storage`.
     fn text_encoders(&self, folder: &ModelFolder, options: BuildOptions) -> Result<DynTextEncoders>;
 
+    /// What the denoiser takes of each text encoder.
+    fn text_inputs(&self, folder: &ModelFolder) -> Result<Vec<TextInput>>;
     /// Stacks the text of each sample into what the denoiser takes; `max_tokens` is the pipeline's `max_sequence_length`.
     fn conditions(&self, rows: &[&Text], max_tokens: usize, device: Device, kind: Kind) -> Result<Conditions>;
     /// Patterns of the layers a LoRA goes to when the user names none.
@@ -105,6 +107,17 @@ pub struct Encoded {
     pub embedding: Option<Tensor>,
     /// `[width]`.
     pub pooled: Option<Tensor>,
+}
+
+/// What a denoiser takes of one text encoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TextInput {
+    /// Name under which rows are cached.
+    pub encoder: &'static str,
+    /// Numbers of one vector.
+    pub width: i64,
+    /// One vector for the whole text rather than one for each token.
+    pub pooled: bool,
 }
 
 /// One text: encoder → what it made.

@@ -25,8 +25,10 @@ pub struct Config {
     num_single_layers: usize,
     attention_head_dim: i64,
     num_attention_heads: i64,
-    joint_attention_dim: i64,
-    pooled_projection_dim: i64,
+    /// Numbers of a text token.
+    pub joint_attention_dim: i64,
+    /// Numbers of the pooled text.
+    pub pooled_projection_dim: i64,
     /// Whether a guidance scale is embedded (FLUX.1-dev) or not (schnell).
     #[serde(default)]
     pub guidance_embeds: bool,

@@ -11,7 +11,7 @@ use crate::autoencoder_kl::{self, AutoencoderKl};
 use crate::clip::ClipText;
 use crate::error::{Error, Result};
 use crate::family::{
-    Clips, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Sampling, Text, TextEncoders,
+    Clips, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Sampling, Text, TextEncoders, TextInput,
 };
 use crate::flux::{Config, Flux};
 use crate::folder::ModelFolder;
@@ -99,6 +99,14 @@ impl Family for FluxPipeline {
         clip.finish()?;
         t5.finish()?;
         Ok(Box::new(encoders))
+    }
+
+    fn text_inputs(&self, folder: &ModelFolder) -> Result<Vec<TextInput>> {
+        let config = Config::read(folder)?;
+        Ok(vec![
+            TextInput { encoder: "clip", width: config.pooled_projection_dim, pooled: true },
+            TextInput { encoder: "t5", width: config.joint_attention_dim, pooled: false },
+        ])
     }
 
     fn conditions(&self, rows: &[&Text], _max_tokens: usize, device: Device, kind: Kind) -> Result<Conditions> {

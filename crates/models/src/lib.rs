@@ -11,6 +11,7 @@ pub mod folder;
 mod prompt_clean;
 mod sentencepiece;
 pub mod t5;
+pub mod testing;
 mod tiling;
 pub mod tokenizer;
 pub mod wan;
@@ -19,7 +20,7 @@ pub mod wan_pipeline;
 pub use error::{Error, Result};
 pub use family::{
     Clips, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Normalisation, Posterior, Sampling, Text,
-    TextEncoders, Vae,
+    TextEncoders, TextInput, Vae,
 };
 pub use folder::ModelFolder;
 

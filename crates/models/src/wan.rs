@@ -28,7 +28,8 @@ pub struct Config {
     /// Channels of the latent.
     pub in_channels: i64,
     out_channels: Option<i64>,
-    text_dim: i64,
+    /// Numbers of a text token.
+    pub text_dim: i64,
     freq_dim: i64,
     ffn_dim: i64,
     num_layers: usize,

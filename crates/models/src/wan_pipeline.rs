@@ -10,7 +10,7 @@ use tch::{Device, Kind, Tensor};
 use crate::autoencoder_kl_wan::{self, AutoencoderKlWan};
 use crate::error::{Error, Result};
 use crate::family::{
-    Clips, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Sampling, Text, TextEncoders,
+    Clips, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Sampling, Text, TextEncoders, TextInput,
 };
 use crate::folder::ModelFolder;
 pub use crate::prompt_clean::prompt_clean;
@@ -90,6 +90,10 @@ impl Family for WanPipeline {
         let encoder = T5Encoder::new(folder, "text_encoder", &builder)?;
         builder.finish()?;
         Ok(Box::new(WanText { tokenizer: Tokenizer::t5(folder, "tokenizer")?, encoder, device }))
+    }
+
+    fn text_inputs(&self, folder: &ModelFolder) -> Result<Vec<TextInput>> {
+        Ok(vec![TextInput { encoder: "umt5", width: Config::read(folder)?.text_dim, pooled: false }])
     }
 
     fn conditions(&self, rows: &[&Text], max_tokens: usize, device: Device, kind: Kind) -> Result<Conditions> {

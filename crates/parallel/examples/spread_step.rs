@@ -1,27 +1,22 @@
-//! A training step of a FLUX transformer on several processes: time and peak memory of each. The counterpart of
-//! `tools/bench/fsdp_step.py`; `tools/bench/flux_step.py FOLDER` makes the folder.
+//! A training step of a model of any family on several processes: time and peak memory of each. The counterpart of
+//! `tools/bench/fsdp_step.py`; `tools/bench/flux_step.py FOLDER` or `tools/bench/wan.py FOLDER` makes the folder.
 //!
-//! `cargo run -p parallel --example spread_step -- FOLDER [ranks=2] [threads=1] [mode=fsdp|ddp] [recompute=0] [size=256]
-//! [batch=2] [text=512] [steps=5] [dtype=float32]`; `batch` is the global one, `threads` those of each rank.
+//! `cargo run -p parallel --example spread_step -- FOLDER [ranks=2] [threads=1] [mode=fsdp|ddp] [recompute=0] [size=256|128]
+//! [frames=1|17] [batch=2] [text=512] [steps=5] [dtype=float32]`; `batch` is the global one, `threads` those of each rank.
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring program")]
 
 use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use models::testing::{Sample, Size};
 use models::{ModelFolder, family_of};
 use nn::optim::{AdamW, Settings};
-use nn::{BuildOptions, Builder, Conditions, Inputs, Weights};
+use nn::{BuildOptions, Builder, Weights};
 use parallel::Team;
 use spec::mesh::{Asked, Mesh};
 use spec::{Launch, VARIABLES};
-use tch::{Device, Kind, Tensor};
-
-/// Numbers of about unit size that any program can make.
-fn wave(shape: &[i64], phase: f64) -> Tensor {
-    let n = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu));
-    ((n * 0.739_085_1 + phase).sin() * 1.4).to_kind(Kind::Float).view(shape)
-}
+use tch::{Device, Kind};
 
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
@@ -69,29 +64,18 @@ fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) ->
         Some(part) => builder.split(part, compute),
         None => builder,
     };
-    let model = family_of(&folder).unwrap().transformer(&folder, &builder).unwrap();
+    let family = family_of(&folder).unwrap();
+    let model = family.transformer(&folder, &builder).unwrap();
     let parameters = builder.finish().unwrap();
     let (model, spread) = parallel::spread(&team, model, &parameters).unwrap();
     let mut optimizer = AdamW::new(parameters.trainable(), Settings::default()).unwrap();
 
     let (rank, count) = team.share();
-    let (side, batch, text) = (number("size", 256) / 8, number("batch", 2), number("text", 512));
+    let [side, frames, batch] = if family.clips(&folder).unwrap().is_some() { [128, 17, 2] } else { [256, 1, 2] };
+    let (side, frames, batch) = (number("size", side) as u32, number("frames", frames) as u32, number("batch", batch));
     let own = batch / count as i64;
-    let mine = |tensor: Tensor| tensor.narrow(0, rank as i64 * own, own).contiguous();
-    let config = folder.json("transformer/config.json", "sizes").unwrap();
-    let size = |name: &str| config[name].as_i64().unwrap();
-    let latent = [batch, size("in_channels") / 4, side, side];
-    let (clean, noise) = (mine(wave(&latent, 0.1)), mine(wave(&latent, 0.2)));
-    let sigma = mine(Tensor::linspace(0.2, 0.8, batch, (Kind::Float, Device::Cpu)));
-    let s = sigma.view([-1, 1, 1, 1]);
-    let (latents, target) = ((1.0 - &s) * &clean + &s * &noise, &noise - &clean);
-    let conditions = Conditions::from([
-        ("t5".into(), mine(wave(&[batch, text, size("joint_attention_dim")], 0.4))),
-        ("clip_pooled".into(), mine(wave(&[batch, size("pooled_projection_dim")], 0.3))),
-    ]);
-    let guided = config["guidance_embeds"].as_bool().unwrap();
-    let guidance = guided.then(|| Tensor::full([own], 3.5, (Kind::Float, Device::Cpu)));
-    let inputs = Inputs { latents, sigma, conditions, guidance, compute };
+    let size = Size { batch, width: side, height: side, frames, tokens: number("text", 512) };
+    let Sample { inputs, target } = Sample::rows(&folder, size, rank as i64 * own, own, compute).unwrap();
 
     let (mut wall, mut last) = (Vec::new(), 0.0);
     for _ in 0..=number("steps", 5) {

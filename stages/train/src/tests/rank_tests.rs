@@ -45,105 +45,114 @@ fn spread(over: &Value, block: &str, keys: Value) -> Value {
 
 #[test]
 fn copies_on_ranks_train_as_one_does() {
-    let world = World::new(&[(SQUARE, 7), (TALL, 5)]);
-    world.run("one", over(8)).unwrap();
-    // 12 samples in steps of 8 and 4: with 3 ranks of micro-batches of 2, shares differ and some are empty.
-    for (ranks, local) in [(2, 4), (3, 2)] {
-        let name = format!("on {ranks}");
-        let outcome = world.run_ranks(&name, ranks, &spread(&over(local), "ddp", json!({}))).unwrap();
-        assert_eq!((outcome.ledger.taken, outcome.ledger.out), (12, 12));
-        assert_same_run(&world, "one", &name, "epoch_1_step_3");
-        let ema = "epoch_1_step_3/training_state/ema.safetensors";
-        assert!(difference(&world.tensors("one", ema), &world.tensors(&name, ema)) < 1e-3);
-    }
+    World::each(&[(SQUARE, 7), (TALL, 5)], |world| {
+        world.run("one", over(8)).unwrap();
+        // 12 samples in steps of 8 and 4: with 3 ranks of micro-batches of 2, shares differ and some are empty.
+        for (ranks, local) in [(2, 4), (3, 2)] {
+            let name = format!("on {ranks}");
+            let outcome = world.run_ranks(&name, ranks, &spread(&over(local), "ddp", json!({}))).unwrap();
+            assert_eq!((outcome.ledger.taken, outcome.ledger.out), (12, 12));
+            assert_same_run(world, "one", &name, "epoch_1_step_3");
+            let ema = "epoch_1_step_3/training_state/ema.safetensors";
+            assert!(difference(&world.tensors("one", ema), &world.tensors(&name, ema)) < 1e-3);
+        }
+    });
 }
 
 #[test]
 fn parts_on_ranks_train_as_one_does() {
-    let world = World::new(&[(SQUARE, 7), (TALL, 5)]);
-    world.run("one", over(8)).unwrap();
-    let result = "epoch_1_step_3/transformer/diffusion_pytorch_model.safetensors";
-    for (name, ranks, local, keys) in [
-        ("two", 2, 4, json!({"activation_checkpointing": false})),
-        ("three, computed again", 3, 2, json!({"activation_checkpointing": true})),
-        ("two copies of two parts", 4, 2, json!({"dp_replicate_size": 2})),
-    ] {
-        world.run_ranks(name, ranks, &spread(&over(local), "fsdp", keys)).unwrap();
-        assert_same_run(&world, "one", name, "epoch_1_step_3");
-        assert!(difference(&world.tensors("one", result), &world.tensors(name, result)) < 1e-3, "{name}");
-    }
+    World::each(&[(SQUARE, 7), (TALL, 5)], |world| {
+        world.run("one", over(8)).unwrap();
+        let result = "epoch_1_step_3/transformer/diffusion_pytorch_model.safetensors";
+        for (name, ranks, local, keys) in [
+            ("two", 2, 4, json!({"activation_checkpointing": false})),
+            ("three, computed again", 3, 2, json!({"activation_checkpointing": true})),
+            ("two copies of two parts", 4, 2, json!({"dp_replicate_size": 2})),
+        ] {
+            world.run_ranks(name, ranks, &spread(&over(local), "fsdp", keys)).unwrap();
+            assert_same_run(world, "one", name, "epoch_1_step_3");
+            assert!(difference(&world.tensors("one", result), &world.tensors(name, result)) < 1e-3, "{name}");
+        }
+    });
 }
 
 #[test]
 fn parts_in_bfloat16_are_rounded_as_the_whole_is() {
-    let world = World::new(&[(SQUARE, 8)]);
-    let over = json!({"model": {"compute_dtype": "bfloat16"}, "step_scheduler": {"local_batch_size": 4}});
-    world.run("one", over.clone()).unwrap();
-    world.run_ranks("two", 2, &spread(&over, "fsdp", json!({}))).unwrap();
-    for (key, loss) in world.losses("one") {
-        let two = world.losses("two")[&key];
-        assert!((loss - two).abs() <= 2e-3 * loss.abs(), "{key:?}: {loss} {two}");
-    }
+    World::each(&[(SQUARE, 8)], |world| {
+        let over = json!({"model": {"compute_dtype": "bfloat16"}, "step_scheduler": {"local_batch_size": 4}});
+        world.run("one", over.clone()).unwrap();
+        world.run_ranks("two", 2, &spread(&over, "fsdp", json!({}))).unwrap();
+        for (key, loss) in world.losses("one") {
+            let two = world.losses("two")[&key];
+            assert!((loss - two).abs() <= 2e-3 * loss.abs(), "{key:?}: {loss} {two}");
+        }
+    });
 }
 
 #[test]
 fn parts_go_on_where_copies_stopped_and_the_other_way_round() {
-    let world = World::new(&[(SQUARE, 5), (TALL, 4)]);
-    world.run("whole", over(4)).unwrap();
-    let run = |name: &str, ranks: usize, block: &str| {
-        world.run_ranks(name, ranks, &spread(&over(2), block, json!({}))).unwrap();
-    };
-    for (name, first, second) in [
-        ("parts, other parts", (2, "fsdp"), (3, "fsdp")),
-        ("parts, one", (2, "fsdp"), (1, "fsdp")),
-        ("copies, parts", (2, "ddp"), (2, "fsdp")),
-    ] {
-        run(name, first.0, first.1);
-        fs_err::remove_dir_all(world.output(&format!("{name}/epoch_1_step_3"))).unwrap();
-        run(name, second.0, second.1);
-        assert_same_run(&world, "whole", name, "epoch_1_step_3");
-    }
+    World::each(&[(SQUARE, 5), (TALL, 4)], |world| {
+        world.run("whole", over(4)).unwrap();
+        let run = |name: &str, ranks: usize, block: &str| {
+            world.run_ranks(name, ranks, &spread(&over(2), block, json!({}))).unwrap();
+        };
+        for (name, first, second) in [
+            ("parts, other parts", (2, "fsdp"), (3, "fsdp")),
+            ("parts, one", (2, "fsdp"), (1, "fsdp")),
+            ("copies, parts", (2, "ddp"), (2, "fsdp")),
+        ] {
+            run(name, first.0, first.1);
+            fs_err::remove_dir_all(world.output(&format!("{name}/epoch_1_step_3"))).unwrap();
+            run(name, second.0, second.1);
+            assert_same_run(world, "whole", name, "epoch_1_step_3");
+        }
+    });
 }
 
 #[test]
 fn a_run_goes_on_with_another_number_of_ranks() {
-    let world = World::new(&[(SQUARE, 5), (TALL, 4)]);
-    world.run("whole", over(4)).unwrap();
-    for (first, second) in [(2, 1), (1, 2)] {
-        let name = format!("{first} then {second}");
-        world.run_ranks(&name, first, &spread(&over(4), "ddp", json!({}))).unwrap();
-        fs_err::remove_dir_all(world.output(&format!("{name}/epoch_1_step_3"))).unwrap();
-        world.run_ranks(&name, second, &spread(&over(2), "ddp", json!({}))).unwrap();
-        assert_same_run(&world, "whole", &name, "epoch_1_step_3");
-    }
+    World::each(&[(SQUARE, 5), (TALL, 4)], |world| {
+        world.run("whole", over(4)).unwrap();
+        for (first, second) in [(2, 1), (1, 2)] {
+            let name = format!("{first} then {second}");
+            world.run_ranks(&name, first, &spread(&over(4), "ddp", json!({}))).unwrap();
+            fs_err::remove_dir_all(world.output(&format!("{name}/epoch_1_step_3"))).unwrap();
+            world.run_ranks(&name, second, &spread(&over(2), "ddp", json!({}))).unwrap();
+            assert_same_run(world, "whole", &name, "epoch_1_step_3");
+        }
+    });
 }
 
 #[test]
 fn an_adapter_its_dropout_and_validation_do_not_depend_on_ranks() {
-    let world = World::new(&[(SQUARE, 8)]);
-    let over = json!({
-        "peft": {"dim": 2, "alpha": 4, "target_modules": ["*.attn.to_q", "*.attn.to_out.0"], "dropout": 0.1},
-        "ddp": {"activation_checkpointing": true},
-        "step_scheduler": {"local_batch_size": 2},
-        "validation": {"count": 3, "every_steps": 2, "sigmas": [0.2, 0.8]},
-    });
-    world.run("one", over.clone()).unwrap();
-    let last = world.checkpoints("one").pop().unwrap();
-    let rows =
-        |name: &str| -> Vec<Validation> { tables::read(&world.output(name).join("validation.parquet")).unwrap() };
-    let mut parts = over.clone();
-    parts.as_object_mut().unwrap().remove("ddp");
-    for (name, over) in
-        [("copies", over), ("parts", spread(&parts, "fsdp", json!({"activation_checkpointing": false})))]
-    {
-        world.run_ranks(name, 2, &over).unwrap();
-        assert_same_run(&world, "one", name, &last);
-        let (one, other) = (rows("one"), rows(name));
-        assert_eq!(one.len(), other.len());
-        for (a, b) in one.iter().zip(&other) {
-            assert!(a.step == b.step && a.sigma == b.sigma && (a.loss - b.loss).abs() < 1e-5 * a.loss, "{a:?} {b:?}");
+    World::each(&[(SQUARE, 8)], |world| {
+        let over = json!({
+            "peft": {"dim": 2, "alpha": 4, "target_modules": ["*.to_q", "*.to_out.0"], "dropout": 0.1},
+            "ddp": {"activation_checkpointing": true},
+            "step_scheduler": {"local_batch_size": 2},
+            "validation": {"count": 3, "every_steps": 2, "sigmas": [0.2, 0.8]},
+        });
+        world.run("one", over.clone()).unwrap();
+        let last = world.checkpoints("one").pop().unwrap();
+        let rows =
+            |name: &str| -> Vec<Validation> { tables::read(&world.output(name).join("validation.parquet")).unwrap() };
+        let mut parts = over.clone();
+        parts.as_object_mut().unwrap().remove("ddp");
+        for (name, over) in
+            [("copies", over), ("parts", spread(&parts, "fsdp", json!({"activation_checkpointing": false})))]
+        {
+            world.run_ranks(name, 2, &over).unwrap();
+            assert_same_run(world, "one", name, &last);
+            let (one, other) = (rows("one"), rows(name));
+            assert_eq!(one.len(), other.len());
+            for (a, b) in one.iter().zip(&other) {
+                assert!(
+                    a.step == b.step && a.sigma == b.sigma && (a.loss - b.loss).abs() < 1e-5 * a.loss,
+                    "{a:?} {b:?}"
+                );
+            }
         }
-    }
+    });
 }
 
 #[test]

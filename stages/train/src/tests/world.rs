@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use half::{bf16, f16};
-use nn::Weights;
+use models::{ModelFolder, TextInput, family_of};
 use nn::rng::Stream;
+use nn::{BuildOptions, Weights};
 use serde_json::{Value, json};
 use spec::Bucket;
 use stage::{CONTRACT, Events, Failure, Outcome, ResolvedSource, RunRequest, SourceKind, Work};
 use tables::{
     Caption, CaptionsWriter, LatentMeta, Loss, Normalisation, ShardRow, ShardWriter, Step, TextMeta, caption_digest,
 };
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use crate::Train;
 
@@ -24,6 +25,7 @@ pub(super) fn model() -> PathBuf {
 /// Shards and captions in a folder of their own.
 pub(super) struct World {
     dir: tempfile::TempDir,
+    model: PathBuf,
     /// Overrides of every run.
     common: Value,
 }
@@ -32,18 +34,38 @@ pub(super) const SQUARE: Bucket = Bucket { width: 64, height: 64, frames: 1 };
 pub(super) const TALL: Bucket = Bucket { width: 64, height: 128, frames: 1 };
 
 impl World {
-    /// `count` random samples in each bucket; the last row of each shard is a repeat of the first.
+    /// `count` random samples in each bucket, for the tiny FLUX; the last row of each shard is a repeat of the first.
     pub(super) fn new(buckets: &[(Bucket, usize)]) -> Self {
         Self::with_latents(buckets, |id, n| Stream::new(1, &["latent".into(), id.into()]).normals(n))
     }
 
     pub(super) fn with_latents(buckets: &[(Bucket, usize)], latent: impl Fn(&str, usize) -> Vec<f32>) -> Self {
+        Self::of(&ModelFolder::open(model()).unwrap(), buckets, latent)
+    }
+
+    /// As [`World::new`], one for each tiny model there is; those that know clips get clips of two latent frames.
+    pub(super) fn each(buckets: &[(Bucket, usize)], body: impl Fn(&Self)) {
+        for (name, folder) in models::testing::fixtures() {
+            println!("{name}");
+            let frames = family_of(&folder).unwrap().clips(&folder).unwrap().map_or(1, |clips| 1 + clips.stride);
+            let buckets: Vec<_> =
+                buckets.iter().map(|(bucket, count)| (Bucket { frames, ..*bucket }, *count)).collect();
+            let latent = |id: &str, n| Stream::new(1, &["latent".into(), id.into()]).normals(n);
+            body(&Self::of(&folder, &buckets, latent));
+        }
+    }
+
+    fn of(folder: &ModelFolder, buckets: &[(Bucket, usize)], latent: impl Fn(&str, usize) -> Vec<f32>) -> Self {
+        const SIDE: u32 = 1 << 10;
         let dir = tempfile::tempdir().unwrap();
+        let family = family_of(folder).unwrap();
+        let vae = family.vae(folder, BuildOptions::frozen(Device::Cpu, Kind::Float)).unwrap();
+        let shape = vae.latent_shape(SIDE, SIDE, 1);
         let meta = LatentMeta {
             encoder: "test".to_owned(),
-            channels: 16,
-            spatial_stride: 8,
-            temporal_stride: None,
+            channels: shape[0] as u32,
+            spatial_stride: SIDE / *shape.last().unwrap() as u32,
+            temporal_stride: family.clips(folder).unwrap().map(|clips| clips.stride),
             normalisation: Normalisation::ScaleShift { scaling: 1.0, shift: 0.0 },
         };
         let mut captions = vec![String::new()];
@@ -67,7 +89,7 @@ impl World {
                 shard,
                 bucket_width: bucket.width as i32,
                 bucket_height: bucket.height as i32,
-                bucket_frames: 1,
+                bucket_frames: bucket.frames as i32,
                 rows: *count as i64 + 1,
                 repeated: 1,
                 bytes: 0,
@@ -76,15 +98,15 @@ impl World {
             index.push(row);
         }
         tables::write(&dir.path().join("bucket/shards.parquet"), index).unwrap();
-        write_captions(dir.path(), &captions);
+        write_captions(dir.path(), &captions, &family.text_inputs(folder).unwrap());
         let common = json!({
-            "base_model": model(),
+            "base_model": folder.path,
             "seed": 5,
             "model": {"torch_dtype": "float32", "compute_dtype": "float32"},
             "optimizer": {"lr": 1e-3},
             "step_scheduler": {"global_batch_size": 8, "local_batch_size": 8, "max_steps": 4, "ckpt_every_steps": 2},
         });
-        Self { dir, common }
+        Self { dir, model: folder.path.clone(), common }
     }
 
     pub(super) fn output(&self, name: &str) -> PathBuf {
@@ -121,7 +143,7 @@ impl World {
         let operational = ["fsdp", "ddp", "dist_env"];
         let source = ResolvedSource {
             kind: SourceKind::Path,
-            location: model().to_string_lossy().into_owned(),
+            location: self.model.to_string_lossy().into_owned(),
             commit: None,
             parts: Vec::new(),
             digest: String::new(),
@@ -181,30 +203,30 @@ impl World {
     }
 }
 
-fn write_captions(dir: &Path, captions: &[String]) {
+fn write_captions(dir: &Path, captions: &[String], inputs: &[TextInput]) {
+    const TOKENS: i32 = 8;
     let folder = dir.join("encode/captions");
     fs_err::create_dir_all(&folder).unwrap();
-    let encoders = ["clip", "t5"].map(|name| (name.to_owned(), "test".to_owned())).into();
-    let meta = TextMeta { encoders, max_tokens: 8 };
+    let encoders = inputs.iter().map(|input| (input.encoder.to_owned(), "test".to_owned())).collect();
+    let meta = TextMeta { encoders, max_tokens: TOKENS as u32 };
     let mut writer = CaptionsWriter::create(&folder.join("part-00000.parquet"), &meta).unwrap();
-    let bytes = |text: &str, encoder: &str, n: usize| -> Vec<u8> {
-        let values = Stream::new(2, &[text.into(), encoder.into()]).normals(n);
+    let bytes = |text: &str, encoder: &str, n: i64| -> Vec<u8> {
+        let values = Stream::new(2, &[text.into(), encoder.into()]).normals(n as usize);
         values.into_iter().flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect()
     };
     for text in captions {
-        for (encoder, tokens) in [("clip", 8), ("t5", 8)] {
-            let is_t5 = encoder == "t5";
+        for TextInput { encoder, width, pooled } in inputs {
             let row = Caption {
                 caption_digest: caption_digest(text),
                 text: text.clone(),
-                encoder: encoder.to_owned(),
-                tokens,
-                width: 16,
+                encoder: (*encoder).to_owned(),
+                tokens: TOKENS,
+                width: *width as i32,
                 text_tokens: 3,
-                max_tokens: 8,
+                max_tokens: TOKENS,
                 item_key: String::new(),
-                embedding: is_t5.then(|| bytes(text, encoder, 8 * 16)),
-                pooled: (!is_t5).then(|| bytes(text, encoder, 16)),
+                embedding: (!pooled).then(|| bytes(text, encoder, i64::from(TOKENS) * width)),
+                pooled: pooled.then(|| bytes(text, encoder, *width)),
             };
             writer.push(row).unwrap();
         }

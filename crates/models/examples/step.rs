@@ -1,20 +1,17 @@
-//! A training step and a VAE encode of a Wan: the counterpart of `tools/bench/wan.py`, which also makes the folder.
+//! A training step and a VAE encode of a model of any family: the counterpart of `tools/bench/flux_step.py` and
+//! `tools/bench/wan.py`, which also make a folder.
 //!
-//! `cargo run -p models --example wan -- FOLDER [size=128] [frames=17] [batch=1] [text=512] [steps=5] [threads=1] [dtype=float32]`
+//! `cargo run -p models --example step -- FOLDER [size=256|128] [frames=1|17] [batch=2|1] [text=512] [steps=5] [threads=1]
+//! [dtype=float32] [recompute=0] [encode=1]`; the second default is that of a family of clips.
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring program")]
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use models::testing::{Sample, Size, wave};
 use models::{ModelFolder, family_of};
-use nn::{BuildOptions, Builder, Conditions, Inputs, Weights};
+use nn::{BuildOptions, Builder, Weights};
 use tch::{Device, Kind, Tensor};
-
-/// Numbers of about unit size that any program can make.
-fn wave(shape: &[i64], phase: f64) -> Tensor {
-    let n = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu));
-    ((n * 0.739_085_1 + phase).sin() * 1.4).to_kind(Kind::Float).view(shape)
-}
 
 /// User and system time of the process in seconds.
 fn cpu() -> f64 {
@@ -28,7 +25,7 @@ fn median(mut values: Vec<f64>) -> f64 {
     values[values.len() / 2]
 }
 
-/// The last value, and medians of wall and CPU time, of `steps` runs after one to warm up.
+/// The last value, and medians of wall and CPU time, of `steps` runs after one to warm up; the peak of memory so far.
 fn timed(what: &str, steps: i64, run: impl Fn() -> f64) {
     let (mut wall, mut processor, mut last) = (Vec::new(), Vec::new(), 0.0);
     for _ in 0..=steps {
@@ -38,7 +35,8 @@ fn timed(what: &str, steps: i64, run: impl Fn() -> f64) {
         processor.push(cpu() - used);
     }
     let (wall, processor) = (median(wall.split_off(1)), median(processor.split_off(1)));
-    println!("{what} {last:.6}  wall {wall:.3} s  cpu {processor:.3} s");
+    let peak = torch::memory::peak(Device::Cpu).unwrap().unwrap_or(0) >> 20;
+    println!("{what} {last:.6}  wall {wall:.3} s  cpu {processor:.3} s  peak {peak} MiB");
 }
 
 fn main() {
@@ -47,13 +45,20 @@ fn main() {
     let settings: BTreeMap<String, String> =
         arguments.map(|a| a.split_once('=').map(|(k, v)| (k.into(), v.into())).unwrap()).collect();
     let number = |name: &str, default: i64| settings.get(name).map_or(default, |value| value.parse().unwrap());
-    let (size, frames, batch, steps) =
-        (number("size", 128), number("frames", 17), number("batch", 1), number("steps", 5));
-    let compute =
-        if settings.get("dtype").is_some_and(|dtype| dtype == "bfloat16") { Kind::BFloat16 } else { Kind::Float };
+    let family = family_of(&folder).unwrap();
+    let [side, frames, batch] = if family.clips(&folder).unwrap().is_some() { [128, 17, 1] } else { [256, 1, 2] };
+    let (side, frames, steps) = (number("size", side), number("frames", frames), number("steps", 5));
+    let size = Size {
+        batch: number("batch", batch),
+        width: side as u32,
+        height: side as u32,
+        frames: frames as u32,
+        tokens: number("text", 512),
+    };
+    let half = settings.get("dtype").is_some_and(|dtype| dtype == "bfloat16");
+    let compute = if half { Kind::BFloat16 } else { Kind::Float };
     torch::memory::keep_freed();
     torch::device::set_threads(number("threads", 1) as usize);
-    let family = family_of(&folder).unwrap();
 
     let builder = Builder::from_weights(
         Weights::open(&folder.path.join("transformer"), "diffusion_pytorch_model").unwrap(),
@@ -61,27 +66,27 @@ fn main() {
     );
     let model = family.transformer(&folder, &builder).unwrap();
     let parameters = builder.finish().unwrap();
-    let config = folder.json("transformer/config.json", "sizes").unwrap();
-    let latent = [batch, 16, (frames - 1) / 4 + 1, size / 8, size / 8];
-    let (clean, noise) = (wave(&latent, 0.1), wave(&latent, 0.2));
-    let sigma = Tensor::linspace(0.2, 0.8, batch, (Kind::Float, Device::Cpu));
-    let s = sigma.view([-1, 1, 1, 1, 1]);
-    let (latents, target) = ((1.0 - &s) * &clean + &s * &noise, &noise - &clean);
-    let text = wave(&[batch, number("text", 512), config["text_dim"].as_i64().unwrap()], 0.4);
-    let conditions = Conditions::from([("umt5".into(), text)]);
-    let inputs = Inputs { latents, sigma, conditions, guidance: None, compute };
+    let Sample { inputs, target } = Sample::new(&folder, size, compute).unwrap();
     let leaves: Vec<Tensor> = parameters.weights.iter().map(|p| p.tensor.shallow_clone()).collect();
+    let recompute = number("recompute", 0) != 0;
     timed("step: loss", steps, || {
         torch::autograd::clear_gradients(&leaves).unwrap();
-        let prediction = model.forward(&inputs, false).unwrap().to_kind(Kind::Float);
+        let prediction = model.forward(&inputs, recompute).unwrap().to_kind(Kind::Float);
         let loss = prediction.mse_loss(&target, tch::Reduction::Mean);
         loss.backward();
         loss.double_value(&[])
     });
 
+    if number("encode", 1) == 0 {
+        return;
+    }
     let vae = family.vae(&folder, BuildOptions::frozen(Device::Cpu, compute)).unwrap();
-    let pixels = wave(&[batch, 3, frames, size, size], 0.5) / 1.4;
+    let shape = match family.clips(&folder).unwrap() {
+        Some(_) => vec![size.batch, 3, frames, side, side],
+        None => vec![size.batch, 3, side, side],
+    };
+    let pixels = wave(&shape, 0.5) / 1.4;
     timed("encode: mean square", steps, || {
-        vae.posterior(&pixels).unwrap().mean.square().mean(Kind::Float).double_value(&[])
+        tch::no_grad(|| vae.posterior(&pixels)).unwrap().mean.square().mean(Kind::Float).double_value(&[])
     });
 }
