@@ -1,10 +1,13 @@
 //! `draw-deck OUT`: draws a deck of cards with captions, the data set that `make tarot` learns.
+//!
+//! With `--scenes` it adds pictures in another look whose captions lack the trigger: trained beside the cards, they keep what
+//! prompts without it give (prior preservation, Ruiz et al. 2023).
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use datasets::{deck, folder};
+use datasets::{deck, folder, scene};
 
 /// Draws a deck of cards with captions.
 #[derive(Parser)]
@@ -15,6 +18,9 @@ struct Arguments {
     /// Cards to draw, from the first.
     #[arg(long, default_value_t = deck::CARDS, value_parser = clap::value_parser!(u8).range(1..=78))]
     count: u8,
+    /// Scenes in a photographic look to draw beside them, without the cards' trigger in their captions.
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=99999))]
+    scenes: u32,
     /// Pixels across.
     #[arg(long, default_value_t = 400, value_parser = clap::value_parser!(u32).range(16..=4096))]
     width: u32,
@@ -23,9 +29,13 @@ struct Arguments {
     height: u32,
 }
 
+/// Not the seed of `draw-scenes`: other scenes than a model was made from.
+const SEED: u64 = 2;
+
 fn main() -> ExitCode {
-    let arguments = Arguments::parse();
-    match folder::write(&arguments.out, deck::cards(arguments.count, arguments.width, arguments.height)) {
+    let Arguments { out, count, scenes, width, height } = Arguments::parse();
+    let items = deck::cards(count, width, height).chain(scene::scenes(scenes, SEED, width, height));
+    match folder::write(&out, items) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             use std::io::Write;
