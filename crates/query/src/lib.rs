@@ -3,6 +3,7 @@
 //! Knows files, not artifacts: the runner says which Parquet files make which table.
 
 mod error;
+mod filter;
 mod grid;
 mod render;
 mod session;

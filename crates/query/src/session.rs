@@ -35,8 +35,8 @@ const BATCH: usize = 1024;
 
 /// Tables, ready to be asked.
 pub struct Session {
-    context: SessionContext,
-    runtime: Runtime,
+    pub(crate) context: SessionContext,
+    pub(crate) runtime: Runtime,
     /// Plain names.
     tables: BTreeSet<String>,
     /// Names with a stage: `bucket.held`.

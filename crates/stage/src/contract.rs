@@ -98,6 +98,9 @@ pub struct Checked {
     pub notes: Vec<String>,
     /// What is wrong; empty if the stage can run.
     pub problems: Vec<Problem>,
+    /// Wired inputs that the result does not depend on, with these parameters: they are neither waited for nor given.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub unused: BTreeSet<String>,
     /// Exit code that the problems call for, when it is not "the recipe is wrong" (nor, at [`SOURCE_NAMES`], "data or a model
     /// is unusable").
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -6,6 +6,7 @@
 
 mod captions;
 mod cell;
+mod cuts;
 mod error;
 mod latents;
 mod meta;
@@ -16,6 +17,7 @@ mod shard;
 mod writer;
 
 pub use captions::{CaptionReader, CaptionsWriter, caption_digest};
+pub use cuts::cuts;
 pub use error::{Error, Result};
 pub use latents::{LatentReader, LatentsWriter};
 pub use meta::{LatentMeta, Normalisation, TextMeta};

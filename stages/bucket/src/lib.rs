@@ -3,6 +3,7 @@
 //! Rows are in order of their sample id; shuffling is the trainer's, a function of seed and epoch. Knows nothing of what
 //! a latent means.
 
+mod condition;
 mod pack;
 mod plan;
 
@@ -32,13 +33,18 @@ pub struct Parameters {
     pub batch_size: u64,
     /// What is done with rows that fill no batch.
     pub remainder: Remainder,
-    /// A shard is closed before its latents exceed this many bytes, at a whole batch.
+    /// No shard's latents take more bytes than this; a quarter of it on average. Where a shard ends depends on the rows in
+    /// it alone, so that a row that comes or goes changes one or two shards.
     pub shard_bytes: u64,
+    /// Rows for which this SQL condition is not true are held back: over the columns of `latents` and `samples`, as in
+    /// `caption not like '%blurry%' and scale <= 1`.
+    #[serde(rename = "where", skip_serializing_if = "Option::is_none")]
+    pub condition: Option<String>,
 }
 
 impl Default for Parameters {
     fn default() -> Self {
-        Self { batch_size: 1, remainder: Remainder::Pad, shard_bytes: 256 << 20 }
+        Self { batch_size: 1, remainder: Remainder::Pad, shard_bytes: 256 << 20, condition: None }
     }
 }
 
@@ -57,10 +63,10 @@ impl Stage for Bucketing {
     fn describe() -> About {
         About {
             stage: "bucket",
-            version: 1,
+            version: 2,
             about: "Packs latents into shards of equal shape, in whole batches.",
-            inputs: &[("latents", "encoded")],
-            optional: &[],
+            inputs: &[("latents", "encoded"), ("samples", "samples")],
+            optional: &["samples"],
             output: "shards",
             tables: &[("shards", "shards.parquet"), ("held", "held.parquet"), ("rejects", "rejects.parquet")],
             measured: &[],
@@ -69,7 +75,7 @@ impl Stage for Bucketing {
         }
     }
 
-    fn check(parameters: &Parameters, _: &Settings, _: &CheckRequest) -> Checked {
+    fn check(parameters: &Parameters, _: &Settings, request: &CheckRequest) -> Checked {
         let mut checked = Checked { key: serde_json::json!(parameters), ..Checked::default() };
         for (field, value) in [("batch_size", parameters.batch_size), ("shard_bytes", parameters.shard_bytes)] {
             if value == 0 {
@@ -80,6 +86,10 @@ impl Stage for Bucketing {
         if parameters.batch_size == 1 && parameters.remainder != Remainder::Pad {
             checked.notes.push("`remainder` has no effect with `batch_size = 1`: there is never a remainder".into());
         }
+        match &parameters.condition {
+            Some(condition) => checked.problems.extend(condition::check(condition, &request.inputs)),
+            None => drop(checked.unused.insert("samples".to_owned())),
+        }
         checked
     }
 
@@ -87,7 +97,7 @@ impl Stage for Bucketing {
 
     fn estimate(parameters: &Parameters, request: &EstimateRequest) -> Result<Estimate, Failure> {
         match request.inputs.get("latents") {
-            Some(input) => pack::estimate(input, parameters),
+            Some(input) => pack::estimate(input, request.inputs.get("samples"), parameters),
             None => Ok(Estimate::default()),
         }
     }
@@ -98,6 +108,7 @@ impl Stage for Bucketing {
             .inputs
             .get("latents")
             .ok_or_else(|| Failure::new(Exit::Usage, Problem::new("the request names no input `latents`")))?;
-        pack::pack(input, &work.request.output, &work.parameters, &work.events)
+        let samples = work.request.inputs.get("samples");
+        pack::pack(input, samples, &work.request.output, &work.parameters, &work.events)
     }
 }

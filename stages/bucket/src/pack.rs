@@ -1,8 +1,8 @@
 //! Reads latents in order of bucket and sample id, and writes them as shards; one latent in memory at a time, and one
 //! open shard.
 
-use std::collections::BTreeMap;
-use std::path::Path;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 
 use serde::Serialize;
 use spec::{Bucket, Problem};
@@ -11,6 +11,7 @@ use store::Digest;
 use tables::{Held, HeldWriter, LatentReader, Location, RejectsWriter, ShardRow, ShardWriter, ShardsWriter};
 
 use crate::Parameters;
+use crate::condition::kept;
 use crate::plan::{Plan, plan};
 
 /// What a bucket costs; in the manifest's `info.buckets`.
@@ -26,17 +27,33 @@ struct Report {
 }
 
 /// Rows of a bucket by sample id.
-type Rows = BTreeMap<String, Location>;
+#[derive(Debug, Default)]
+struct Rows {
+    /// Those that may be packed.
+    places: BTreeMap<String, Location>,
+    /// Those that `where` holds back.
+    excluded: BTreeSet<String>,
+}
 
-pub(crate) fn pack(input: &Path, output: &Path, parameters: &Parameters, events: &Events) -> Result<Outcome, Failure> {
+pub(crate) fn pack(
+    input: &Path,
+    samples: Option<&PathBuf>,
+    output: &Path,
+    parameters: &Parameters,
+    events: &Events,
+) -> Result<Outcome, Failure> {
     let latents = open(input)?;
-    let buckets = index(&latents)?;
     if latents.is_empty() {
         return Err(nothing());
     }
+    let buckets = index(&latents, input, samples, parameters)?;
+    if let (Some(condition), true) = (&parameters.condition, buckets.values().all(|rows| rows.places.is_empty())) {
+        let message = format!("`where = \"{condition}\"` is true for none of the {} samples", latents.len());
+        return Err(Failure::new(Exit::Input, Problem::new(message).field("where")));
+    }
     let plans: BTreeMap<Bucket, Plan> = buckets
         .iter()
-        .map(|(&bucket, rows)| (bucket, plan(rows.len(), row_bytes(&latents, bucket), parameters)))
+        .map(|(&bucket, rows)| (bucket, plan(rows.places.len(), row_bytes(&latents, bucket), parameters)))
         .collect();
     if plans.values().all(|plan| plan.kept == 0) {
         let message =
@@ -58,13 +75,17 @@ pub(crate) fn pack(input: &Path, output: &Path, parameters: &Parameters, events:
     let mut reports = Vec::new();
     for (bucket, rows) in buckets {
         let plan = plans[&bucket];
-        for sample_id in rows.keys().skip(plan.kept) {
-            let reason = format!("fills no batch of {}", parameters.batch_size);
+        let unpacked =
+            rows.places.keys().skip(plan.kept).map(|id| (id, format!("fills no batch of {}", parameters.batch_size)));
+        let condition = parameters.condition.as_deref().unwrap_or_default();
+        let excluded = rows.excluded.iter().map(|id| (id, format!("not where {condition}")));
+        for (sample_id, reason) in unpacked.chain(excluded) {
             let row = Held { sample_id: sample_id.clone(), bucket: bucket.to_string(), reason };
             held.push(row).map_err(unwritable)?;
         }
         let (shards, bytes) = packer.bucket(bucket, &rows, plan)?;
         let Plan { kept, repeated, held, batches, .. } = plan;
+        let held = held + rows.excluded.len();
         reports.push(Report { bucket: bucket.to_string(), rows: kept, repeated, held, batches, shards, bytes });
     }
     packer.shards.finish().map_err(unwritable)?;
@@ -74,13 +95,14 @@ pub(crate) fn pack(input: &Path, output: &Path, parameters: &Parameters, events:
 }
 
 /// What packing would give.
-pub(crate) fn estimate(input: &Path, parameters: &Parameters) -> Result<Estimate, Failure> {
+pub(crate) fn estimate(input: &Path, samples: Option<&PathBuf>, parameters: &Parameters) -> Result<Estimate, Failure> {
     let latents = open(input)?;
     let (mut batches, mut held, mut repeated, mut bytes) = (0, 0, 0, 0);
-    for (bucket, rows) in index(&latents)? {
+    for (bucket, rows) in index(&latents, input, samples, parameters)? {
         let row = row_bytes(&latents, bucket);
-        let plan = plan(rows.len(), row, parameters);
-        (batches, held, repeated) = (batches + plan.batches, held + plan.held, repeated + plan.repeated);
+        let plan = plan(rows.places.len(), row, parameters);
+        (batches, repeated) = (batches + plan.batches, repeated + plan.repeated);
+        held += plan.held + rows.excluded.len();
         bytes += (plan.kept + plan.repeated) as u64 * row as u64;
     }
     let rows = if parameters.batch_size == 1 { "1 row".to_owned() } else { format!("{} rows", parameters.batch_size) };
@@ -109,12 +131,24 @@ fn nothing() -> Failure {
 }
 
 /// Places of all rows; latents stay on disk.
-fn index(latents: &LatentReader) -> Result<BTreeMap<Bucket, Rows>, Failure> {
+fn index(
+    latents: &LatentReader,
+    input: &Path,
+    samples: Option<&PathBuf>,
+    parameters: &Parameters,
+) -> Result<BTreeMap<Bucket, Rows>, Failure> {
+    let kept = parameters.condition.as_ref().map(|condition| kept(condition, input, samples)).transpose()?;
     let mut buckets = BTreeMap::<Bucket, Rows>::new();
     for row in latents.infos() {
         let (at, row) = row.map_err(unreadable)?;
         let bucket = row.bucket();
-        if buckets.entry(bucket).or_default().insert(row.sample_id.clone(), at).is_some() {
+        let rows = buckets.entry(bucket).or_default();
+        let is_new = if kept.as_ref().is_none_or(|kept| kept.contains(&row.sample_id)) {
+            rows.places.insert(row.sample_id.clone(), at).is_none()
+        } else {
+            rows.excluded.insert(row.sample_id.clone())
+        };
+        if !is_new {
             let message = format!("sample `{}` is twice in bucket {bucket} of the latents", row.sample_id);
             return Err(Failure::new(
                 Exit::Input,
@@ -137,16 +171,16 @@ struct Packer<'a> {
 impl Packer<'_> {
     /// Writes the shards of a bucket; their number and size.
     fn bucket(&mut self, bucket: Bucket, rows: &Rows, plan: Plan) -> Result<(usize, u64), Failure> {
-        let kept: Vec<Location> = rows.values().take(plan.kept).copied().collect();
-        let order: Vec<(Location, bool)> =
-            (0..plan.kept + plan.repeated).map(|i| (kept[i % plan.kept], i >= plan.kept)).collect();
-        let mut bytes = 0;
-        let mut shards = 0;
-        for part in order.chunks(plan.shard_rows) {
-            bytes += self.shard(bucket, shards, part)?;
-            shards += 1;
+        let kept: Vec<(&String, Location)> = rows.places.iter().take(plan.kept).map(|(id, at)| (id, *at)).collect();
+        let order = || (0..plan.kept + plan.repeated).map(|i| (kept[i % plan.kept], i >= plan.kept));
+        let places: Vec<(Location, bool)> = order().map(|((_, at), repeated)| (at, repeated)).collect();
+        let (mut bytes, mut first) = (0, 0);
+        let ends = tables::cuts(order().map(|((id, _), _)| id.as_str()), plan.shard_rows);
+        for (shard, &end) in ends.iter().enumerate() {
+            bytes += self.shard(bucket, shard, &places[first..end])?;
+            first = end;
         }
-        Ok((shards, bytes))
+        Ok((ends.len(), bytes))
     }
 
     /// Writes one shard; its size.

@@ -11,7 +11,7 @@ pub(crate) struct Plan {
     pub(crate) repeated: usize,
     /// Rows held back, the last ones.
     pub(crate) held: usize,
-    /// Rows of a full shard.
+    /// Rows of a shard on average; at most four times as many.
     pub(crate) shard_rows: usize,
     /// Batches, counting a short one.
     pub(crate) batches: usize,
@@ -28,7 +28,7 @@ pub(crate) fn plan(rows: usize, row_bytes: usize, parameters: &Parameters) -> Pl
         Remainder::Drop => (rows - rest, 0, rest),
     };
     let affordable = usize::try_from(parameters.shard_bytes).unwrap_or(usize::MAX) / row_bytes.max(1);
-    let shard_rows = (affordable / batch * batch).max(batch);
+    let shard_rows = (affordable / 4).max(1);
     Plan { kept, repeated, held, shard_rows, batches: (kept + repeated).div_ceil(batch) }
 }
 
@@ -44,6 +44,7 @@ mod tests {
             batch_size,
             remainder,
             shard_bytes,
+            condition: None,
         })
     }
 
@@ -54,8 +55,7 @@ mod tests {
             let batch = p.batch_size as usize;
             prop_assert_eq!(plan.kept + plan.held, rows);
             prop_assert!(plan.held < batch && plan.repeated < batch);
-            prop_assert_eq!(plan.shard_rows % batch, 0);
-            prop_assert!(plan.shard_rows == batch || plan.shard_rows * row_bytes <= p.shard_bytes as usize);
+            prop_assert!(plan.shard_rows == 1 || 4 * plan.shard_rows * row_bytes <= p.shard_bytes as usize);
             let packed = plan.kept + plan.repeated;
             match p.remainder {
                 Remainder::Short => prop_assert_eq!((plan.repeated, plan.held), (0, 0)),
@@ -69,6 +69,6 @@ mod tests {
     #[test]
     fn the_default_changes_nothing() {
         let plan = plan(78, 122_880, &Parameters::default());
-        assert_eq!(plan, Plan { kept: 78, repeated: 0, held: 0, shard_rows: 2184, batches: 78 });
+        assert_eq!(plan, Plan { kept: 78, repeated: 0, held: 0, shard_rows: 546, batches: 78 });
     }
 }

@@ -53,12 +53,17 @@ fn encoded(folder: &Path, buckets: &[(i32, i32, Vec<usize>)], per_file: usize) {
 }
 
 fn run(input: &Path, output: &Path, parameters: Parameters) -> Result<Outcome, Failure> {
+    run_with(input, None, output, parameters)
+}
+
+fn run_with(input: &Path, samples: Option<&Path>, output: &Path, parameters: Parameters) -> Result<Outcome, Failure> {
+    let samples = samples.map(|samples| ("samples".to_owned(), samples.to_owned()));
     let request = RunRequest {
         contract: CONTRACT,
         parameters: serde_json::json!(parameters),
         base_dir: PathBuf::new(),
         sources: BTreeMap::new(),
-        inputs: BTreeMap::from([("latents".to_owned(), input.to_owned())]),
+        inputs: std::iter::once(("latents".to_owned(), input.to_owned())).chain(samples).collect(),
         output: output.to_owned(),
         scratch: output.join("scratch"),
         previous: Vec::new(),
@@ -114,7 +119,7 @@ proptest! {
         let buckets = [(16, 32, first), (32, 16, second)].map(|(w, h, ids)| (w, h, ids.into_iter().collect::<Vec<_>>()));
         encoded(&input, &buckets, per_file);
         let total: usize = buckets.iter().map(|b| b.2.len()).sum();
-        let result = run(&input, &output, Parameters { batch_size, remainder, shard_bytes });
+        let result = run(&input, &output, Parameters { batch_size, remainder, shard_bytes, condition: None });
         let whole = |n: usize| n - n % batch_size as usize;
         if total == 0 || remainder == Remainder::Drop && buckets.iter().all(|b| whole(b.2.len()) == 0) {
             prop_assert_eq!(result.unwrap_err().exit, Exit::Input);
@@ -233,4 +238,117 @@ fn parameters_are_checked() {
     let fields: Vec<_> = checked.problems.iter().map(|p| p.field.as_deref().unwrap()).collect();
     assert_eq!(fields, ["batch_size", "shard_bytes"]);
     assert_eq!(check(Parameters { remainder: Remainder::Drop, ..Parameters::default() }).notes.len(), 1);
+}
+
+/// Digest of each shard.
+fn shards(output: &Path) -> Vec<String> {
+    read::<ShardRow>(&output.join("shards.parquet")).unwrap().into_iter().map(|row| row.digest).collect()
+}
+
+fn held(output: &Path) -> Vec<(String, String)> {
+    let rows: Vec<Held> = read(&output.join("held.parquet")).unwrap();
+    rows.into_iter().map(|row| (row.sample_id, row.reason)).collect()
+}
+
+#[test]
+fn a_condition_holds_rows_back_and_leaves_other_shards_as_they_are() {
+    let folder = tempfile::tempdir().unwrap();
+    let input = folder.path().join("in");
+    encoded(&input, &[(16, 32, (0..600).collect())], 100);
+    let parameters = |condition: Option<&str>| Parameters {
+        shard_bytes: 64 * 40,
+        condition: condition.map(str::to_owned),
+        ..Parameters::default()
+    };
+    let out = |name: &str| folder.path().join(name);
+    run(&input, &out("all"), parameters(None)).unwrap();
+    let condition = format!("sample_id <> '{:016x}' and scale <= 1", 300);
+    let outcome = run(&input, &out("but-one"), parameters(Some(&condition))).unwrap();
+    assert_eq!((outcome.ledger.taken, outcome.ledger.out, outcome.ledger.held), (600, 599, 1));
+    assert_eq!(held(&out("but-one")), [(format!("{:016x}", 300), format!("not where {condition}"))]);
+    assert_eq!(rows_of(&out("but-one"), "16x32").len(), 599);
+    let (all, but_one) = (shards(&out("all")), shards(&out("but-one")));
+    let changed = but_one.iter().filter(|digest| !all.contains(digest)).count();
+    assert!(all.len() > 30 && (1..=2).contains(&changed), "{changed} of {} shards changed", all.len());
+    run(&input, &out("again"), parameters(Some(&condition))).unwrap();
+    assert_eq!(shards(&out("again")), but_one);
+
+    let none = run(&input, &out("none"), parameters(Some("width > 100"))).unwrap_err();
+    assert_eq!((none.exit, none.problem.field.as_deref()), (Exit::Input, Some("where")));
+    // What is unknown does not hold, and what fails is no answer.
+    assert_eq!(run(&input, &out("null"), parameters(Some("null = 1"))).unwrap_err().exit, Exit::Input);
+    assert_eq!(run(&input, &out("zero"), parameters(Some("1 / (width - 100) = 1"))).unwrap_err().exit, Exit::Recipe);
+}
+
+#[test]
+fn a_condition_sees_samples_and_tensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let (input, samples) = (folder.path().join("in"), folder.path().join("samples"));
+    encoded(&input, &[(16, 32, (0..4).collect())], 9);
+    let mut writer = SamplesWriter::create(&samples.join("samples/part-00000.parquet")).unwrap();
+    for id in 0..4 {
+        let row = SampleInfo {
+            sample_id: format!("{id:016x}"),
+            source: format!("{id}.png"),
+            media: "png".into(),
+            width: 100,
+            height: 200,
+            frames: 1,
+            fps: None,
+            caption: format!("card {id}"),
+            digest: String::new(),
+        };
+        writer.push(row.with(vec![id as u8; id])).unwrap();
+    }
+    writer.finish().unwrap();
+    for (condition, kept) in [
+        ("caption = 'card 2'", vec![2]),
+        ("source >= '2.png' and media = 'png'", vec![2, 3]),
+        ("tensor_max(latent) < 12 and width = 100", vec![0]),
+    ] {
+        let output = folder.path().join(format!("out-{}", kept.len() + kept[0]));
+        let parameters = Parameters { condition: Some(condition.to_owned()), ..Parameters::default() };
+        run_with(&input, Some(&samples), &output, parameters).unwrap();
+        let ids: Vec<_> = rows_of(&output, "16x32").into_iter().map(|(id, _)| id).collect();
+        assert_eq!(ids, kept.iter().map(|id| format!("{id:016x}")).collect::<Vec<_>>(), "{condition}");
+    }
+}
+
+#[test]
+fn a_condition_is_looked_over_before_anything_runs() {
+    let check = |condition: &str, inputs: &[&str]| {
+        let mut request = stage::CheckRequest::new(serde_json::Value::Null, "");
+        request.inputs = inputs.iter().map(|input| (*input).to_owned()).collect();
+        let parameters = Parameters { condition: Some(condition.to_owned()), ..Parameters::default() };
+        Bucketing::check(&parameters, &Settings {}, &request).problems
+    };
+    let both = &["latents", "samples"];
+    for good in
+        ["caption not like '%blurry%' and scale <= 1", "tensor_std(latent) > 0.1", "true", "(width > 1) or (1=1)"]
+    {
+        assert_eq!(check(good, both), [], "{good}");
+    }
+    for (wrong, told) in [
+        ("capton = 'x'", "no column `capton`"),
+        ("width", "must be true or false"),
+        ("", "where"),
+        ("width > 1) or (1=1", "where"),
+        ("true; select 1", "where"),
+        ("random() > 0.5", "clock or chance"),
+        ("now() > to_timestamp(0)", "clock or chance"),
+        ("sum(width) > 3", "where"),
+        ("sample_id in (select sample_id from samples)", "where"),
+    ] {
+        let problems = check(wrong, both);
+        assert_eq!(problems.len(), 1, "{wrong}: {problems:?}");
+        assert_eq!(problems[0].field.as_deref(), Some("where"));
+        assert!(problems[0].message.contains(told), "{wrong}: {}", problems[0].message);
+    }
+    assert!(check("capton = 'x'", both)[0].help.as_deref().unwrap().contains("did you mean `caption`?"));
+    assert_eq!(check("caption = 'x'", &["latents"]).len(), 1, "without samples there is no caption");
+
+    // Without a condition, samples are neither read nor part of the key.
+    let request = stage::CheckRequest::new(serde_json::Value::Null, "");
+    let checked = Bucketing::check(&Parameters::default(), &Settings {}, &request);
+    assert!(checked.unused.contains("samples") && checked.key.get("where").is_none());
 }

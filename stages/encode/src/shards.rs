@@ -5,7 +5,6 @@
 use std::path::Path;
 
 use stage::{Events, Failure};
-use store::Digest;
 use tables::Location;
 
 use crate::stock::{File, Place, Stock, Table};
@@ -18,27 +17,7 @@ const FILE_ROWS: usize = 1 << 16;
 
 /// Ends of files, as row numbers: `names` are the rows' names in the order of the table, `row_bytes` the size of one.
 pub(crate) fn ends<'a>(names: impl Iterator<Item = &'a str>, row_bytes: usize) -> Vec<usize> {
-    let mean = (FILE_BYTES / row_bytes.max(1)).clamp(1, FILE_ROWS);
-    let (least, most) = (mean.div_ceil(4), mean.saturating_mul(4));
-    let (mut ends, mut length, mut count) = (Vec::new(), 0, 0);
-    for (row, name) in names.enumerate() {
-        length += 1;
-        count = row + 1;
-        if length >= most || (length >= least && draw(name).is_multiple_of(mean as u64)) {
-            ends.push(count);
-            length = 0;
-        }
-    }
-    if length > 0 {
-        ends.push(count);
-    }
-    ends
-}
-
-/// Evenly distributed, a function of the name.
-fn draw(name: &str) -> u64 {
-    let digits = Digest::of_bytes(name.as_bytes()).to_string();
-    u64::from_str_radix(&digits[..16], 16).unwrap_or(0)
+    tables::cuts(names, (FILE_BYTES / row_bytes.max(1)).clamp(1, FILE_ROWS))
 }
 
 /// Writes `folder/part-NNNNN.parquet`: the rows at `places`, each changed by `adapt(row number, row)`, in files that end at
@@ -112,6 +91,7 @@ fn copy<T: Table>(
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use store::Digest;
 
     use super::*;
 
