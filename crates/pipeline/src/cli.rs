@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::selection::{Request, Selection};
 use crate::sql::Question;
 use crate::workspace::{Options, Workspace, cache_folder};
-use crate::{bench, clock, collect, execute, plan, report, show, sql, status, verify, why};
+use crate::{bench, clock, collect, execute, plan, report, show, sql, status, transfer, verify, why};
 use store::Cache;
 
 const EXAMPLES: &str = "\
@@ -27,6 +27,7 @@ Examples:
   pipeline sql recipes/tarot.toml \"select reason, count(*) from rejects group by 1\"
   pipeline show recipes/tarot.toml train              the artifact, its key, its files
   pipeline report recipes/tarot.toml --open           the last run as a page
+  pipeline run recipes/tarot.toml --remote s3://team/cache    share results with others
   pipeline ingest recipes/tarot.toml --dump seen/     one stage on its own; see what the model sees
 
 `pipeline STAGE RECIPE` runs one stage of the graph (pipeline.toml); further `--name value` set its parameters.
@@ -60,6 +61,10 @@ enum Command {
     Status(StatusArgs),
     /// Read every file of a recipe's artifacts again, or of the whole cache
     Verify(VerifyArgs),
+    /// Send a recipe's artifacts to a remote that others share
+    Push(PushArgs),
+    /// Bring a recipe's artifacts from a remote, and run nothing
+    Pull(PullArgs),
     /// Free the space of artifacts that no kept run reaches
     Gc(GcArgs),
     /// Write the page of the last run: curves, pictures, what was refused, exact versions
@@ -111,6 +116,8 @@ struct RunArgs {
     common: Common,
     #[command(flatten)]
     resources: Resources,
+    #[command(flatten)]
+    remote: RemoteArgs,
     /// Run nothing before these stages; what they need must be cached
     #[arg(long, value_name = "STAGE", value_delimiter = ',')]
     from: Vec<String>,
@@ -179,6 +186,32 @@ struct VerifyArgs {
 }
 
 #[derive(Debug, Args)]
+struct RemoteArgs {
+    /// Store that others share: file:///…, s3://…, gs://… or az://… [default: $PIPELINE_REMOTE]
+    #[arg(long, value_name = "URL")]
+    remote: Option<String>,
+}
+
+#[derive(Debug, Args)]
+struct PushArgs {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    remote: RemoteArgs,
+    /// Send what the remote has, too, over what lies there
+    #[arg(long)]
+    repair: bool,
+}
+
+#[derive(Debug, Args)]
+struct PullArgs {
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    remote: RemoteArgs,
+}
+
+#[derive(Debug, Args)]
 struct GcArgs {
     /// Cache folder [default: $PIPELINE_CACHE or .pipeline]
     #[arg(long, value_name = "DIR")]
@@ -220,6 +253,8 @@ struct StageArgs {
     common: Common,
     #[command(flatten)]
     resources: Resources,
+    #[command(flatten)]
+    remote: RemoteArgs,
     /// Run the stage although it is cached
     #[arg(long)]
     force: bool,
@@ -289,6 +324,14 @@ fn dispatch(command: Command) -> Result<()> {
         Command::Verify(VerifyArgs { recipe: Some(recipe), cache, json }) => {
             verify::recipe(&Workspace::open(Options { recipe, cache, ..Options::default() })?, json)
         }
+        Command::Push(PushArgs { common, remote, repair }) => {
+            let address = transfer::needed(remote.remote)?;
+            transfer::to(&Workspace::open(options(&common, None))?, &address, repair, common.json)
+        }
+        Command::Pull(PullArgs { common, remote }) => {
+            let remote = Some(transfer::needed(remote.remote)?);
+            transfer::from(&Workspace::open(Options { remote, ..options(&common, None) })?, common.json)
+        }
         Command::Gc(GcArgs { cache, keep_runs, older_than, max_size, dry_run, json }) => {
             let request = collect::Request { keep_runs, older_than, max_size, dry_run };
             collect::print(&cache_folder(cache.as_deref()), &request, json)
@@ -312,12 +355,14 @@ fn options(common: &Common, resources: Option<&Resources>) -> Options {
         jobs: resources.and_then(|resources| resources.jobs).map(|jobs| jobs as usize),
         ranks: resources.and_then(|resources| resources.ranks).map(|ranks| ranks as usize),
         update: common.update,
+        remote: None,
         repair: false,
     }
 }
 
 fn open_run(args: RunArgs) -> Result<(Workspace, Selection, bool)> {
-    let options = Options { repair: args.repair, ..options(&args.common, Some(&args.resources)) };
+    let remote = transfer::address(args.remote.remote);
+    let options = Options { repair: args.repair, remote, ..options(&args.common, Some(&args.resources)) };
     let workspace = Workspace::open(options)?;
     let request = Request {
         from: args.from,
@@ -358,6 +403,7 @@ fn one_stage(args: &[OsString]) -> Result<()> {
     }
     let mut options = options(&parsed.common, Some(&parsed.resources));
     options.overrides.append(&mut overrides);
+    options.remote = transfer::address(parsed.remote.remote.clone());
     let plain = options.clone();
     let workspace = Workspace::open(options).or_else(|error| {
         // With `plna.key=…` as an override the recipe is refused; the command is what is wrong.
@@ -375,7 +421,8 @@ fn one_stage(args: &[OsString]) -> Result<()> {
     execute::run(&workspace, &selection, parsed.common.json)
 }
 
-const OWN_COMMANDS: &[&str] = &["run", "plan", "sql", "show", "report", "explain", "status", "verify", "gc"];
+const OWN_COMMANDS: &[&str] =
+    &["run", "plan", "sql", "show", "report", "explain", "status", "verify", "push", "pull", "gc"];
 
 fn unknown_command<'a>(verb: &str, known: impl Iterator<Item = &'a str> + Clone) -> Error {
     Error::usage(format!("`{verb}` is neither a command nor a stage"), suggest::help(verb, known))

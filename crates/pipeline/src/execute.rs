@@ -1,25 +1,27 @@
 //! `pipeline run`: each stage when its inputs are there, reuse or run, publish, link, record.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use serde_json::{Value, json};
 use spec::{Mistake, Problem};
 use stage::Exit;
-use store::{Artifact, Digest, Finished, InputRecord, Lock, Lookup, Manifest, Material, RunFolder, SourceRecord};
+use store::{Artifact, Digest, Finished, InputRecord, Lookup, Manifest, Material, SourceRecord};
 
 use crate::clock;
 use crate::disk;
 use crate::error::{Error, Result};
+use crate::exchange::{Exchange, Watch, lock};
+use crate::journal::Journal;
 use crate::links;
-use crate::plan::{State, judge, left_out, states};
+use crate::plan::{State, absence, judge, left_out, states, unable};
 use crate::pool::{Pool, Share};
-use crate::progress::Reporter;
-use crate::record::{self, RunRecord, StageRecord, Status};
-use crate::report;
+use crate::progress::{Ends, Reporter};
+use crate::record::Status;
+use crate::recorded::Asked;
 use crate::request;
 use crate::selection::Selection;
 use crate::signals::Interrupt;
@@ -31,8 +33,6 @@ use crate::workspace::{Prepared, Workspace};
 const DEAR_SECONDS: f64 = 600.0;
 /// Input that is found damaged when it is about to be read is rebuilt so many times in one run.
 const REPAIRS: usize = 3;
-/// Writing the record of a run under way takes at most about one part in so many of the time.
-const SAVE_SHARE: u32 = 10;
 /// Lines of a log that a report of a failure shows.
 const LOG_LINES: usize = 12;
 
@@ -41,12 +41,7 @@ struct Run<'a> {
     workspace: &'a Workspace,
     reporter: Mutex<Reporter>,
     interrupt: Interrupt,
-    record: Mutex<RunRecord>,
-    /// Made when the first stage runs: a run that does nothing leaves no record.
-    folder: Mutex<Option<RunFolder>>,
-    began: Instant,
-    /// When the record was last written on the way, and how long that took.
-    saved: Mutex<Option<(Instant, Duration)>>,
+    journal: Journal<'a>,
     /// An input was damaged and stepped aside: what made it must run first.
     damaged: AtomicBool,
 }
@@ -57,25 +52,23 @@ pub(crate) fn run(workspace: &Workspace, selection: &Selection, json: bool) -> R
     let interrupt = Interrupt::listen()?;
     let stages = workspace.prepare(&selection.all, &selection.implied)?;
     // Whatever must not run here and is missing is told before anything is spent.
-    states(workspace, selection, &stages)?;
+    for (stage, state) in stages.iter().zip(states(workspace, selection, &stages)?) {
+        if let State::ToRun { reason, .. } = state
+            && let Some(error) = unable(workspace, stage, &reason)
+        {
+            return Err(error);
+        }
+    }
     let run = Run {
         workspace,
         reporter: Mutex::new(Reporter::new(json, stages.iter().map(|stage| stage.node.name.len()))),
         interrupt,
-        record: Mutex::new(RunRecord {
-            schema: record::SCHEMA,
-            recipe: workspace.recipe.name.clone(),
-            overrides: workspace.recipe.overrides.clone(),
-            started: clock::now(),
-            seconds: 0.0,
-            exit: None,
-            stages: Vec::new(),
-        }),
-        folder: Mutex::new(None),
-        began,
-        saved: Mutex::new(None),
+        journal: Journal::begin(workspace, began),
         damaged: AtomicBool::new(false),
     };
+    for path in stages.iter().flat_map(|stage| &stage.absent).collect::<BTreeSet<_>>() {
+        run.reporter().note(&absence(path));
+    }
     let mut result = run.stages(selection, &stages);
     for _ in 0..REPAIRS {
         if !run.damaged.swap(false, Ordering::SeqCst) {
@@ -84,11 +77,11 @@ pub(crate) fn run(workspace: &Workspace, selection: &Selection, json: bool) -> R
         result = run.stages(selection, &stages);
     }
     let exit = result.as_ref().map_or_else(|error| error.exit, |_| Exit::Ok);
-    run.record().exit = Some(exit.code());
-    run.save()?;
+    run.journal.record().exit = Some(exit.code());
+    run.journal.save()?;
     run.leave_report();
-    let (ran, cached) = result?;
-    run.reporter().ends(ran, cached, began.elapsed().as_secs_f64());
+    let ends = result?;
+    run.reporter().ends(ends, began.elapsed().as_secs_f64());
     Ok(())
 }
 
@@ -97,25 +90,35 @@ impl Run<'_> {
         self.reporter.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn record(&self) -> MutexGuard<'_, RunRecord> {
-        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    fn watch(&self) -> Watch<'_> {
+        Watch { reporter: &self.reporter, interrupt: &self.interrupt }
     }
 
-    /// Brings every stage's artifact about; the numbers of those made and of those that were there.
+    /// Brings every stage's artifact about, and says how.
     ///
     /// A stage starts when its inputs are there and the pool has a share for it. After a failure nothing new starts; what
     /// runs is left to finish, since it is kept.
-    fn stages(&self, selection: &Selection, stages: &[Prepared]) -> Result<(usize, usize)> {
+    fn stages(&self, selection: &Selection, stages: &[Prepared]) -> Result<Ends> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let mut pool = Pool::new(cores, self.workspace.options.jobs.unwrap_or(usize::MAX));
         let mut made: BTreeMap<String, Artifact> = BTreeMap::new();
         let mut waiting: Vec<&Prepared> = stages.iter().collect();
         let mut ready: Vec<(&Prepared, Material, String)> = Vec::new();
-        let mut running: BTreeMap<String, Share> = BTreeMap::new();
-        let (mut ran, mut cached) = (0, 0);
+        // One that fetches takes no share.
+        let mut running: BTreeMap<String, Option<Share>> = BTreeMap::new();
+        let mut ends = Ends::default();
         let mut failed: Option<Error> = None;
         thread::scope(|scope| {
             let (send, ended) = mpsc::channel();
+            let (share, shared) = mpsc::channel::<(Artifact, Asked)>();
+            scope.spawn(move || self.share(&shared));
+            let offer = |stage: &Prepared, artifact: &Artifact| {
+                if self.workspace.exchange.is_some() {
+                    let asked = Asked::of(&self.workspace.recipe.base_dir, stage);
+                    // The receiver waits for as long as this lives.
+                    let _ = share.send((artifact.clone(), asked));
+                }
+            };
             loop {
                 // In graph order, so that one pass sees through a chain of cached stages.
                 for stage in std::mem::take(&mut waiting) {
@@ -125,8 +128,16 @@ impl Run<'_> {
                     }
                     match self.settle(selection, stage, &made) {
                         Ok(Settled::There(artifact)) => {
-                            cached += 1;
+                            ends.cached += 1;
+                            offer(stage, &artifact);
                             made.insert(stage.node.name.clone(), *artifact);
+                        }
+                        Ok(Settled::ToFetch(manifest)) => {
+                            running.insert(stage.node.name.clone(), None);
+                            let send = send.clone();
+                            scope.spawn(move || {
+                                let _ = send.send((stage, Ended::Fetched(self.fetch(stage, &manifest))));
+                            });
                         }
                         Ok(Settled::ToMake(material, reason)) => ready.push((stage, material, reason)),
                         Err(error) => failed = Some(error),
@@ -145,7 +156,7 @@ impl Run<'_> {
                         continue;
                     };
                     let (threads, forced) = (share.threads, selection.force.contains(&stage.node.name));
-                    running.insert(stage.node.name.clone(), share);
+                    running.insert(stage.node.name.clone(), Some(share));
                     let inputs: BTreeMap<String, Artifact> = stage
                         .node
                         .inputs
@@ -156,25 +167,38 @@ impl Run<'_> {
                     scope.spawn(move || {
                         let result = self.make(stage, threads, &material, &reason, &inputs, forced);
                         // The receiver waits for as long as anything runs.
-                        let _ = send.send((stage, result));
+                        let _ = send.send((stage, Ended::Made(result)));
                     });
                 }
                 if running.is_empty() {
                     break;
                 }
                 let Ok((stage, result)) = ended.recv() else { break };
-                if let Some(share) = running.remove(&stage.node.name) {
+                if let Some(Some(share)) = running.remove(&stage.node.name) {
                     pool.give(&share);
                 }
-                let result = result.and_then(|(artifact, is_new)| {
-                    if !is_new {
-                        self.reuse(stage, &artifact)?;
+                let result = match result {
+                    Ended::Made(Ok((artifact, false))) => {
+                        ends.cached += 1;
+                        self.reuse(stage, &artifact, "cached").map(|()| artifact)
                     }
-                    Ok((artifact, is_new))
-                });
+                    Ended::Made(result) => result.map(|(artifact, _)| {
+                        ends.made += 1;
+                        artifact
+                    }),
+                    Ended::Fetched(Ok(None)) => {
+                        waiting.push(stage);
+                        continue;
+                    }
+                    Ended::Fetched(Ok(Some(artifact))) => {
+                        ends.fetched += 1;
+                        Ok(artifact)
+                    }
+                    Ended::Fetched(Err(error)) => Err(error),
+                };
                 match result {
-                    Ok((artifact, is_new)) => {
-                        (ran, cached) = if is_new { (ran + 1, cached) } else { (ran, cached + 1) };
+                    Ok(artifact) => {
+                        offer(stage, &artifact);
                         made.insert(stage.node.name.clone(), artifact);
                     }
                     // What failed first is told; of what followed from it, nothing.
@@ -182,27 +206,58 @@ impl Run<'_> {
                 }
             }
         });
-        failed.map_or(Ok((ran, cached)), Err)
+        failed.map_or(Ok(ends), Err)
+    }
+
+    /// Brings an artifact from the remote; `None` if it could not be had.
+    fn fetch(&self, stage: &Prepared, manifest: &Manifest) -> Result<Option<Artifact>> {
+        let Some(exchange) = &self.workspace.exchange else { return Ok(None) };
+        let fetched = exchange.fetch(&self.workspace.cache, &self.watch(), manifest);
+        self.tell_troubles();
+        let Some(artifact) = fetched? else { return Ok(None) };
+        self.reuse(stage, &artifact, &format!("fetched from {}", exchange.address()))?;
+        Ok(Some(artifact))
+    }
+
+    /// Brings artifacts to the remote, one after the other, while the run goes on.
+    fn share(&self, artifacts: &mpsc::Receiver<(Artifact, Asked)>) {
+        for (artifact, asked) in artifacts {
+            if let (Some(exchange), false) = (&self.workspace.exchange, self.interrupt.asked()) {
+                exchange.share(&self.workspace.cache, &self.watch(), &artifact, &asked);
+                self.tell_troubles();
+            }
+        }
+    }
+
+    fn tell_troubles(&self) {
+        for trouble in self.workspace.exchange.iter().flat_map(Exchange::troubles) {
+            self.reporter().note(&trouble);
+        }
     }
 
     /// What is to be done about a stage whose inputs are there.
     fn settle(&self, selection: &Selection, stage: &Prepared, made: &BTreeMap<String, Artifact>) -> Result<Settled> {
         let name = &stage.node.name;
         let state = judge(self.workspace, stage, made, selection.force.contains(name));
-        if !selection.run.contains(name) && !matches!(state, State::Cached { .. }) {
+        self.tell_troubles();
+        if !selection.run.contains(name) && !matches!(state, State::Cached { .. } | State::Remote { .. }) {
             return Err(left_out(self.workspace, name, &state));
         }
         match state {
             State::Cached { artifact } => {
-                self.reuse(stage, &artifact)?;
+                self.reuse(stage, &artifact, "cached")?;
                 Ok(Settled::There(artifact))
             }
+            State::Remote { manifest } => Ok(Settled::ToFetch(manifest)),
             State::ToRun { reason, lost: Some(seconds), .. }
                 if seconds >= DEAR_SECONDS && !self.workspace.options.repair =>
             {
                 Err(dear(name, &reason, seconds))
             }
-            State::ToRun { material, reason, .. } => Ok(Settled::ToMake(material, reason)),
+            State::ToRun { material, reason, .. } => match unable(self.workspace, stage, &reason) {
+                Some(error) => Err(error),
+                None => Ok(Settled::ToMake(material, reason)),
+            },
             State::Waits { on } => {
                 let waits = on.join(", ");
                 Err(Error::new(Exit::Bug, Mistake::new(format!("`{name}` waits for {waits}, which ran"))))
@@ -210,14 +265,14 @@ impl Run<'_> {
         }
     }
 
-    /// Links and notes an artifact that was there.
-    fn reuse(&self, stage: &Prepared, artifact: &Artifact) -> Result<()> {
+    /// Links and notes an artifact that was not made here and now.
+    fn reuse(&self, stage: &Prepared, artifact: &Artifact, reason: &str) -> Result<()> {
         let name = &stage.node.name;
         let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
         self.workspace.cache.touch(name, &artifact.manifest.key, clock::system());
         let rows = artifact.manifest.ledger.get("out").and_then(Value::as_u64).unwrap_or(0);
         self.reporter().cached(name, rows, &link, &artifact.manifest.key);
-        self.note(stage, 0, Status::Cached, "cached", artifact.manifest.key, Some(artifact.manifest.digest));
+        self.journal.note(stage, 0, Status::Cached, reason, artifact.manifest.key, Some(artifact.manifest.digest));
         Ok(())
     }
 
@@ -232,15 +287,15 @@ impl Run<'_> {
         forced: bool,
     ) -> Result<(Artifact, bool)> {
         let (cache, name, key) = (&self.workspace.cache, &stage.node.name, material.key());
-        let (lock, waited) = self.lock(name, &key)?;
+        let (lock, waited) = lock(cache, &self.watch(), name, &key)?;
         if let (Lookup::Hit(artifact), true) = (cache.artifact(name, &key), waited || !forced) {
             return Ok((*artifact, false));
         }
         self.check_inputs(stage, made)?;
         self.reporter().begins(name, reason, &stage.resources, &stage.checked.notes);
-        self.note(stage, threads, Status::Interrupted, reason, key, None);
-        let folder = self.folder()?;
-        self.save_now_and_then()?;
+        self.journal.note(stage, threads, Status::Interrupted, reason, key, None);
+        let folder = self.journal.folder()?;
+        self.journal.save_now_and_then()?;
 
         let began = Instant::now();
         let keep = stage.description.resumable && !forced;
@@ -260,7 +315,7 @@ impl Run<'_> {
         };
         let ended = spawn::run(&start, &self.interrupt, |event| self.reporter().event(name, event))?;
         let seconds = began.elapsed().as_secs_f64();
-        self.amend(name, |record| {
+        self.journal.amend(name, |record| {
             (record.seconds, record.rejected) = (seconds, ended.rejected);
             record.warnings.clone_from(&ended.warnings);
             record.memory_bytes = ended.memory_bytes;
@@ -310,14 +365,14 @@ impl Run<'_> {
             Err(error) => {
                 let error = Error::from(error);
                 let why = error.mistakes.first().map(ToString::to_string);
-                self.amend(name, |record| (record.status, record.error) = (Status::Failed, why));
+                self.journal.amend(name, |record| (record.status, record.error) = (Status::Failed, why));
                 return Err(error);
             }
         };
-        self.amend(name, |record| {
+        self.journal.amend(name, |record| {
             (record.status, record.digest) = (Status::Made, Some(artifact.manifest.digest));
         });
-        self.save_now_and_then()?;
+        self.journal.save_now_and_then()?;
         links::remove_running(&self.workspace.runs, &self.workspace.recipe.name, name)?;
         let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
         self.reporter().made(name, seconds, &done.summary, &link, &key);
@@ -344,21 +399,6 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Waits for the right to make a key; also says whether it had to wait.
-    fn lock(&self, stage: &str, key: &Digest) -> Result<(Lock, bool)> {
-        let mut waited = false;
-        loop {
-            if let Some(lock) = self.workspace.cache.try_lock(stage, key)? {
-                return Ok((lock, waited));
-            }
-            if !waited {
-                self.reporter().waits(stage);
-                waited = true;
-            }
-            thread::sleep(Duration::from_millis(100));
-        }
-    }
-
     fn failed(&self, stage: &Prepared, key: &Digest, problem: &Problem, exit: Exit, log: &std::path::Path) -> Error {
         let name = &stage.node.name;
         let resumable = stage.description.resumable;
@@ -369,10 +409,16 @@ impl Run<'_> {
         let stopped = self.interrupt.asked() || exit == Exit::Interrupted;
         let status = if stopped { Status::Interrupted } else { Status::Failed };
         self.reporter().failed(name, status.name());
-        self.amend(name, |record| (record.status, record.error) = (status, Some(problem.message.clone())));
+        self.journal.amend(name, |record| (record.status, record.error) = (status, Some(problem.message.clone())));
         if stopped {
-            let kept: Vec<String> =
-                self.record().stages.iter().filter(|s| s.digest.is_some()).map(|s| format!("`{}`", s.stage)).collect();
+            let kept: Vec<String> = self
+                .journal
+                .record()
+                .stages
+                .iter()
+                .filter(|s| s.digest.is_some())
+                .map(|s| format!("`{}`", s.stage))
+                .collect();
             let kept =
                 if kept.is_empty() { "no stage was finished".to_owned() } else { format!("kept: {}", kept.join(", ")) };
             let own = problem.help.clone().filter(|_| exit == Exit::Interrupted);
@@ -400,60 +446,9 @@ impl Run<'_> {
         error
     }
 
-    fn note(
-        &self,
-        stage: &Prepared,
-        threads: usize,
-        status: Status,
-        reason: &str,
-        key: Digest,
-        digest: Option<Digest>,
-    ) {
-        self.record().stages.push(StageRecord {
-            stage: stage.node.name.clone(),
-            status,
-            reason: reason.to_owned(),
-            key,
-            digest,
-            started: clock::now(),
-            seconds: 0.0,
-            device: stage.resources.device.clone(),
-            threads,
-            ranks: stage.resources.ranks,
-            notes: stage.checked.notes.clone(),
-            warnings: Vec::new(),
-            memory_bytes: None,
-            rejected: 0,
-            error: None,
-        });
-    }
-
-    /// Changes the last record of a stage.
-    fn amend(&self, stage: &str, change: impl FnOnce(&mut StageRecord)) {
-        if let Some(record) = self.record().stages.iter_mut().rev().find(|record| record.stage == stage) {
-            change(record);
-        }
-    }
-
-    fn folder(&self) -> Result<RunFolder> {
-        let mut known = self.folder.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(folder) = &*known {
-            return Ok(folder.clone());
-        }
-        let folder = self.workspace.cache.new_run(&self.workspace.recipe.name)?;
-        Ok(known.insert(folder).clone())
-    }
-
-    fn has_folder(&self) -> bool {
-        self.folder.lock().unwrap_or_else(PoisonError::into_inner).is_some()
-    }
-
     /// The page of a run that has a record; its failure is told and is not the run's.
     fn leave_report(&self) {
-        if !self.has_folder() {
-            return;
-        }
-        let written = self.folder().and_then(|folder| report::write(self.workspace, &folder, &self.record()));
+        let Some(written) = self.journal.report() else { return };
         match written {
             Ok(path) => self.reporter().report(&path),
             Err(error) => {
@@ -462,40 +457,22 @@ impl Run<'_> {
             }
         }
     }
+}
 
-    /// Writes the record unless that was done just before: a run of many short stages would do little else.
-    fn save_now_and_then(&self) -> Result<()> {
-        let mut saved = self.saved.lock().unwrap_or_else(PoisonError::into_inner);
-        if saved.is_some_and(|(at, took)| at.elapsed() < SAVE_SHARE * took) {
-            return Ok(());
-        }
-        let began = Instant::now();
-        self.save()?;
-        *saved = Some((Instant::now(), began.elapsed()));
-        Ok(())
-    }
-
-    /// Writes the record. A run in which nothing ran is recorded only if it stands for other artifacts than the last.
-    fn save(&self) -> Result<()> {
-        // Held while it is written, so that an older state never replaces a newer one.
-        let mut record = self.record();
-        if !self.has_folder() {
-            let keys = |record: &RunRecord| -> Vec<Digest> { record.stages.iter().map(|stage| stage.key).collect() };
-            let last: Option<RunRecord> = self.workspace.cache.run_records(&self.workspace.recipe.name).next();
-            if record.stages.is_empty() || last.is_some_and(|last| keys(&last) == keys(&record)) {
-                return Ok(());
-            }
-        }
-        let folder = self.folder()?;
-        record.seconds = self.began.elapsed().as_secs_f64();
-        Ok(self.workspace.cache.write_run_record(&folder, &*record)?)
-    }
+/// What a thread came back with.
+enum Ended {
+    /// The artifact, and whether this run made it.
+    Made(Result<(Artifact, bool)>),
+    /// The artifact; `None` if it must be made after all.
+    Fetched(Result<Option<Artifact>>),
 }
 
 /// What is to be done about a stage.
 enum Settled {
     /// Nothing.
     There(Box<Artifact>),
+    /// It comes from the remote.
+    ToFetch(Box<Manifest>),
     /// It must run: what is asked, and why.
     ToMake(Material, String),
 }

@@ -25,12 +25,12 @@ pub(crate) struct Program {
     stamp: FileStamp,
 }
 
-/// A remembered answer of `check`.
-#[derive(Serialize, Deserialize)]
-struct CheckMemo {
-    checked: Checked,
+/// An answer of `check`, as it is remembered.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Answer {
+    pub(crate) checked: Checked,
     /// Digests of `checked.consulted`; `None` for a file that is not there.
-    consulted: BTreeMap<PathBuf, Option<Digest>>,
+    pub(crate) consulted: BTreeMap<PathBuf, Option<Digest>>,
 }
 
 impl Program {
@@ -98,19 +98,19 @@ impl Program {
     }
 
     /// Asks the program to look the parameters over.
-    pub(crate) fn check(&self, cache: &Cache, stage: &str, request: &CheckRequest) -> Result<Checked> {
+    pub(crate) fn check(&self, cache: &Cache, stage: &str, request: &CheckRequest) -> Result<Answer> {
         let question = json!({"program": self.identity(), "request": request});
-        let memo: Option<CheckMemo> = cache.recall("check", &question);
+        let memo: Option<Answer> = cache.recall("check", &question);
         if let Some(memo) = memo.filter(|memo| still_true(memo, &request.base_dir)) {
-            return Ok(memo.checked);
+            return Ok(memo);
         }
         let checked: Checked = self.ask(stage, "check", Some(&json!(request)))?;
+        let answer = Answer { consulted: consulted(&checked, &request.base_dir), checked };
         // A problem may vanish by itself, when a file that was missing appears: ask again next time.
-        if checked.problems.is_empty() {
-            let consulted = consulted(&checked, &request.base_dir);
-            cache.remember("check", &question, &CheckMemo { checked: checked.clone(), consulted });
+        if answer.checked.problems.is_empty() {
+            cache.remember("check", &question, &answer);
         }
-        Ok(checked)
+        Ok(answer)
     }
 
     /// Asks the program what a run would have to do.
@@ -189,7 +189,7 @@ fn consulted(checked: &Checked, base_dir: &Path) -> BTreeMap<PathBuf, Option<Dig
 }
 
 /// Whether what a remembered answer depended on is as it was.
-fn still_true(memo: &CheckMemo, base_dir: &Path) -> bool {
+fn still_true(memo: &Answer, base_dir: &Path) -> bool {
     consulted(&memo.checked, base_dir) == memo.consulted
         && memo.checked.sources.iter().all(|source| {
             // A folder may have appeared where a Hub id was meant, or gone.

@@ -12,7 +12,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::{Value, json};
 use stage::Event;
 
-use crate::clock::told;
+use crate::clock::{size, told};
 use crate::error::say;
 use crate::resources::Resources;
 
@@ -22,6 +22,14 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 const REJECTED_SHOWN: u64 = 5;
 /// Notes of a stage that are printed one by one when it runs.
 const NOTES_SHOWN: usize = 4;
+
+/// How the artifacts of a run came about.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Ends {
+    pub(crate) made: usize,
+    pub(crate) fetched: usize,
+    pub(crate) cached: usize,
+}
 
 enum Mode {
     Terminal,
@@ -107,6 +115,37 @@ impl Reporter {
         self.aside(&text, || json!({"event": "stage", "stage": stage, "status": "waiting"}));
     }
 
+    /// An artifact begins to come from a remote.
+    pub(crate) fn fetches(&mut self, stage: &str, bytes: u64, remote: &str) {
+        self.running.insert(stage.to_owned(), Running::default());
+        let text = format!("{stage:w$}  fetching {} at most from {remote}", size(bytes), w = self.width);
+        self.aside(
+            &text,
+            || json!({"event": "stage", "stage": stage, "status": "fetching", "bytes": bytes, "remote": remote}),
+        );
+    }
+
+    /// It is here.
+    pub(crate) fn fetched(&mut self, stage: &str, seconds: f64, artifact: &store::Artifact) {
+        self.ends_running(stage);
+        let (key, bytes) = (artifact.manifest.key, artifact.manifest.bytes());
+        let text = format!("{stage:w$}  fetched  {} in {}", size(bytes), told(seconds), w = self.width);
+        self.aside(
+            &text,
+            || json!({"event": "stage", "stage": stage, "status": "fetched", "seconds": seconds, "key": key}),
+        );
+    }
+
+    /// An artifact is in a remote, of which so much was sent now.
+    pub(crate) fn pushed(&mut self, stage: &str, files: usize, bytes: u64, remote: &str) {
+        self.ends_running(stage);
+        let text = format!("{stage:w$}  pushed   {files} files, {} to {remote}", size(bytes), w = self.width);
+        self.aside(
+            &text,
+            || json!({"event": "pushed", "stage": stage, "files": files, "bytes": bytes, "remote": remote}),
+        );
+    }
+
     /// A stage is done.
     pub(crate) fn made(&mut self, stage: &str, seconds: f64, summary: &str, link: &Path, key: &store::Digest) {
         self.ends_running(stage);
@@ -125,14 +164,20 @@ impl Reporter {
     }
 
     /// The last line of a good run.
-    pub(crate) fn ends(&mut self, ran: usize, cached: usize, seconds: f64) {
-        let text = match (ran, cached) {
-            (0, 1) => format!("nothing to do: the stage is cached ({})", told(seconds)),
-            (0, n) => format!("nothing to do: all {n} stages are cached ({})", told(seconds)),
-            (ran, 0) => format!("done: {ran} made ({})", told(seconds)),
-            (ran, cached) => format!("done: {ran} made, {cached} cached ({})", told(seconds)),
+    pub(crate) fn ends(&mut self, ends: Ends, seconds: f64) {
+        let Ends { made, fetched, cached } = ends;
+        let text = match (made, fetched, cached) {
+            (0, 0, 1) => "nothing to do: the stage is cached".to_owned(),
+            (0, 0, n) => format!("nothing to do: all {n} stages are cached"),
+            _ => {
+                let parts = [(made, "made"), (fetched, "fetched"), (cached, "cached")];
+                let told = parts.iter().filter(|(n, _)| *n > 0).map(|(n, word)| format!("{n} {word}"));
+                format!("done: {}", told.collect::<Vec<_>>().join(", "))
+            }
         };
-        self.result(&text, || json!({"event": "end", "made": ran, "cached": cached, "seconds": seconds, "exit": 0}));
+        self.result(&format!("{text} ({})", told(seconds)), || {
+            json!({"event": "end", "made": made, "fetched": fetched, "cached": cached, "seconds": seconds, "exit": 0})
+        });
     }
 
     /// Where the run's page lies.

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use store::{Artifact, Digest, Lookup};
 
+use crate::recorded::Asked;
 use crate::workspace::Workspace;
 
 /// Version of the record.
@@ -49,6 +50,9 @@ pub(crate) struct StageRecord {
     pub(crate) rejected: u64,
     /// What went wrong, if it failed.
     pub(crate) error: Option<String>,
+    /// What it was asked.
+    #[serde(default)]
+    pub(crate) asked: Option<Asked>,
 }
 
 fn one() -> usize {

@@ -37,7 +37,7 @@ fn stage(workspace: &Workspace, name: &str, json: bool) -> Result<String> {
     let (mut out, mut list) = (String::new(), Vec::new());
     for ((prepared, state), forecast) in stages.iter().zip(&states).zip(&forecasts).rev() {
         let own = prepared.node.name == name;
-        if !own && matches!(state, State::Cached { .. }) {
+        if !own && matches!(state, State::Cached { .. } | State::Remote { .. }) {
             continue;
         }
         let changes = if let State::ToRun { changes, .. } = state { changes.as_slice() } else { &[] };
@@ -66,6 +66,7 @@ fn stage(workspace: &Workspace, name: &str, json: bool) -> Result<String> {
 fn word(state: &State) -> &'static str {
     match state {
         State::Cached { .. } => "cached",
+        State::Remote { .. } => "remote",
         State::ToRun { .. } => "to_run",
         State::Waits { .. } => "waits",
     }
@@ -86,6 +87,7 @@ fn sentence(stage: &Prepared, state: &State) -> String {
             let on: Vec<&str> = on.into_iter().flatten().chain(["its version"]).collect();
             format!("is cached: {} are those of {}", on.join(", "), artifact.manifest.key.short())
         }
+        State::Remote { manifest } => format!("is in the remote: {}", manifest.key.short()),
         State::ToRun { changes, reason, .. } if changes.is_empty() => format!("runs: {reason}"),
         State::ToRun { changes, .. } => {
             format!("runs: {} thing{} changed", changes.len(), if changes.len() == 1 { "" } else { "s" })

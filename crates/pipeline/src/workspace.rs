@@ -8,11 +8,13 @@ use serde_json::{Map, Value};
 use spec::graph::{Kinds, Node};
 use spec::{Graph, Mistake, Recipe, schema};
 use stage::{CheckRequest, Checked, Description, Exit, SOURCE_NAMES};
-use store::Cache;
+use store::{Cache, Digest};
 
 use crate::error::{Error, Result};
-use crate::programs::{Program, at_source};
+use crate::exchange::Exchange;
+use crate::programs::{Answer, Program, at_source};
 use crate::record::RunRecord;
+use crate::recorded::{Recalled, recall};
 use crate::resources::Resources;
 use crate::sources::{Finder, Found};
 
@@ -32,6 +34,8 @@ pub(crate) struct Options {
     pub(crate) jobs: Option<usize>,
     pub(crate) ranks: Option<usize>,
     pub(crate) update: bool,
+    /// Address of the remote that artifacts are brought from and to.
+    pub(crate) remote: Option<String>,
     /// Read every file again, and rebuild what is damaged however long that takes.
     pub(crate) repair: bool,
 }
@@ -42,6 +46,7 @@ pub(crate) struct Workspace {
     pub(crate) recipe: Recipe,
     pub(crate) graph: Graph,
     pub(crate) cache: Cache,
+    pub(crate) exchange: Option<Exchange>,
     /// Folder of the links that people follow.
     pub(crate) runs: PathBuf,
     /// See [`Workspace::history`].
@@ -57,7 +62,11 @@ pub(crate) struct Prepared {
     /// The stage's table, without what belongs to the runner.
     pub(crate) table: Map<String, Value>,
     pub(crate) checked: Checked,
+    /// Files that `checked` depends on.
+    pub(crate) consulted: BTreeMap<PathBuf, Option<Digest>>,
     pub(crate) sources: Vec<Found>,
+    /// Sources that are not there, and are taken to be as an earlier run found them.
+    pub(crate) absent: Vec<String>,
     pub(crate) resources: Resources,
 }
 
@@ -79,6 +88,13 @@ fn exit_of(problem: &spec::Problem, checked: &Checked) -> Exit {
     let top = field.split(['.', '[']).next().unwrap_or_default();
     let named = checked.sources.iter().any(|source| source.name == top) || SOURCE_NAMES.contains(&top);
     if named && problem.file.is_none() { Exit::Input } else { Exit::Recipe }
+}
+
+/// A stage without the inputs that it says it does not use.
+fn without(node: &Node, unused: &BTreeSet<String>) -> Node {
+    let mut node = node.clone();
+    node.inputs.retain(|input, _| !unused.contains(input));
+    node
 }
 
 /// Asks all at once and answers in order: a program on libtorch takes a third of a second to start.
@@ -110,7 +126,8 @@ impl Workspace {
         let graph = graph.restricted_to(|stage| recipe.stages.contains_key(stage));
         let cache = Cache::open(&cache_folder(options.cache.as_deref()))?.hold();
         let runs = options.runs.clone().unwrap_or_else(|| PathBuf::from("runs"));
-        Ok(Self { options, recipe, graph, cache, runs, history: OnceLock::new() })
+        let exchange = options.remote.as_deref().map(Exchange::open).transpose()?;
+        Ok(Self { options, recipe, graph, cache, exchange, runs, history: OnceLock::new() })
     }
 
     /// Finds and asks the programs of `stages`, and holds their kinds against the graph's edges.
@@ -154,13 +171,30 @@ impl Workspace {
             if mistakes.len() > before {
                 exits.push(Exit::Recipe);
             }
-            let (checked, sources) = (Checked::default(), Vec::new());
-            drafts.push(Prepared { node: node.clone(), program, description, table, checked, sources, resources });
+            drafts.push(Prepared {
+                node: node.clone(),
+                program,
+                description,
+                table,
+                checked: Checked::default(),
+                consulted: BTreeMap::new(),
+                sources: Vec::new(),
+                absent: Vec::new(),
+                resources,
+            });
         }
         let answers = together(&drafts, |draft| self.check(draft));
         let mut prepared = Vec::new();
-        for (draft, checked) in drafts.into_iter().zip(answers) {
-            let (name, checked) = (&draft.node.name, checked?);
+        let mut finder = Finder::new(&self.cache, self.options.update);
+        for (draft, answer) in drafts.into_iter().zip(answers) {
+            let (name, Answer { checked, consulted }) = (&draft.node.name, answer?);
+            // What is wrong may be that something is not there, which need not matter.
+            let recalled = if checked.problems.is_empty() { None } else { recall(self, &mut finder, &draft) };
+            if let Some(Recalled { checked, consulted, found, absent }) = recalled {
+                let node = without(&draft.node, &checked.unused);
+                prepared.push(Prepared { node, checked, consulted, sources: found, absent, ..draft });
+                continue;
+            }
             let problems = &checked.problems;
             exits.extend(problems.iter().map(|problem| exit_of(problem, &checked)));
             if let (Some(needed_by), false) = (implied.get(name), problems.is_empty()) {
@@ -174,23 +208,25 @@ impl Workspace {
                     mistakes.push(mistake);
                 }
             }
-            prepared.push(Prepared { checked, ..draft });
+            let node = without(&draft.node, &checked.unused);
+            prepared.push(Prepared { node, checked, consulted, ..draft });
         }
         if !mistakes.is_empty() {
             let exit =
                 exits.iter().find(|exit| **exit == Exit::Recipe).or(exits.first()).copied().unwrap_or(Exit::Recipe);
             return Err(Error { exit, mistakes, log_tail: None });
         }
-        self.identify(&mut prepared)?;
+        self.identify(&mut finder, &mut prepared)?;
         Ok(prepared)
     }
 
     /// What the stage says of its table; the schema of its description comes first, and needs no process.
-    fn check(&self, stage: &Prepared) -> Result<Checked> {
+    fn check(&self, stage: &Prepared) -> Result<Answer> {
         let value = Value::Object(stage.table.clone());
         let problems = schema::validate_split(&stage.description.parameters, &stage.description.settings, &value);
         if !problems.is_empty() {
-            return Ok(Checked { problems, exit: Some(Exit::Recipe.code()), ..Checked::default() });
+            let checked = Checked { problems, exit: Some(Exit::Recipe.code()), ..Checked::default() };
+            return Ok(Answer { checked, ..Answer::default() });
         }
         let inputs = stage.node.inputs.keys().cloned().collect();
         let request =
@@ -198,12 +234,24 @@ impl Workspace {
         stage.program.check(&self.cache, &stage.node.name, &request)
     }
 
-    fn identify(&self, prepared: &mut [Prepared]) -> Result<()> {
-        let mut finder = Finder::new(&self.cache, self.options.update);
+    fn identify(&self, finder: &mut Finder<'_>, prepared: &mut [Prepared]) -> Result<()> {
         let mut failed: Option<Error> = None;
-        for stage in prepared {
-            for source in &stage.checked.sources {
-                match finder.find(source, &self.recipe.base_dir) {
+        for stage in prepared.iter_mut().filter(|stage| stage.absent.is_empty()) {
+            let found: Vec<_> = stage
+                .checked
+                .sources
+                .iter()
+                .map(|source| (source.clone(), finder.find(source, &self.recipe.base_dir)))
+                .collect();
+            if found.iter().any(|(_, found)| found.is_err())
+                && let Some(recalled) = recall(self, finder, stage)
+            {
+                (stage.checked, stage.consulted) = (recalled.checked, recalled.consulted);
+                (stage.sources, stage.absent) = (recalled.found, recalled.absent);
+                continue;
+            }
+            for (source, found) in found {
+                match found {
                     Ok(found) => {
                         self.cache.keep_entries(&found.identity);
                         stage.sources.push(found);

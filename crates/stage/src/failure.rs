@@ -22,7 +22,7 @@ pub enum Exit {
     Numbers = 5,
     /// Disk full, no permission, or another failure of the file system.
     Io = 6,
-    /// The Hub cannot be reached or refuses.
+    /// The Hub, or a remote that shares artifacts, cannot be reached or refuses.
     Hub = 7,
     /// Another rank of the same run is gone or hangs: the consequence of some other failure.
     Lost = 8,
@@ -44,7 +44,7 @@ impl Exit {
         (Self::Input, "data or a model is missing or unusable"),
         (Self::Numbers, "a number became infinite or not a number"),
         (Self::Io, "the file system failed: disk full, no permission"),
-        (Self::Hub, "the Hub cannot be reached or refuses"),
+        (Self::Hub, "the Hub or a remote cannot be reached or refuses"),
         (Self::Lost, "a rank of a distributed run was lost"),
         (Self::Missed, "a benchmark's number is out of its bounds"),
         (Self::Bug, "a bug in a program of ours"),

@@ -121,11 +121,7 @@ impl Cache {
             Err(_) if !path.exists() => return Ok(None),
             Err(_) => return Err("its manifest is missing".to_owned()),
         };
-        let manifest: Manifest =
-            serde_json::from_slice(&bytes).map_err(|error| format!("its manifest cannot be read: {error}"))?;
-        let asked = manifest.material.key() == *key && manifest.key == *key && manifest.stage == stage;
-        let whole = Manifest::digest_of(&manifest.files) == manifest.digest && manifest.is_sealed();
-        if asked && whole { Ok(Some(manifest)) } else { Err("its manifest contradicts itself".to_owned()) }
+        Manifest::read(&bytes, stage, key).map(Some)
     }
 
     /// Manifests of a stage, newest first.
@@ -204,6 +200,17 @@ impl Cache {
             .collect();
         found.sort_by(|a, b| b.cmp(a));
         found.into_iter().map(|(_, scratch)| scratch).collect()
+    }
+
+    /// Folders to bring the artifact of that key together from elsewhere, apart from those of a try to make it: `out` is
+    /// emptied, `scratch` keeps what came before.
+    pub fn stage_fetch(&self, stage: &str, key: &Digest) -> Result<Staging> {
+        let work = self.work_path(stage, key);
+        let staging = Staging { out: work.join("fetched"), scratch: work.join("parts") };
+        remove_tree(&staging.out)?;
+        fs_err::create_dir_all(&staging.out)?;
+        fs_err::create_dir_all(&staging.scratch)?;
+        Ok(staging)
     }
 
     pub(crate) fn work_path(&self, stage: &str, key: &Digest) -> PathBuf {

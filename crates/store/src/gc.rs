@@ -138,9 +138,9 @@ impl Cache {
         for stage in names(&root.join("work")) {
             for name in names(&root.join("work").join(&stage)) {
                 let path = root.join("work").join(&stage).join(&name);
-                let newest = ["out", "scratch"].map(|part| path.join(part));
+                let parts = names(&path).into_iter().map(|part| path.join(part));
                 let unlocked = name.parse().is_ok_and(|key| matches!(self.try_lock(&stage, &key), Ok(Some(_))));
-                if unlocked && newest.iter().all(|part| !part.exists() || old(part)) {
+                if unlocked && parts.chain([path.clone()]).all(|part| old(&part)) {
                     take(path);
                 }
             }

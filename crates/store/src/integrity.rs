@@ -97,6 +97,10 @@ impl Cache {
         })
     }
 
+    pub(crate) fn has_object(&self, file: &FileRecord) -> bool {
+        self.judge(&self.object_path(&file.digest), file, Care::Stamps).is_ok()
+    }
+
     fn judge(&self, path: &Path, file: &FileRecord, care: Care) -> Result<(), Harm> {
         let stamp = match FileStamp::of(path) {
             Ok(stamp) => stamp,

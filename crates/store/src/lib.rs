@@ -4,6 +4,7 @@
 //! objects/ab/abcdef…               immutable files by BLAKE3 digest
 //! artifacts/<stage>/<key>/         manifest.json + the files under their real names (hard links into objects)
 //! work/<stage>/<key>/{out,scratch} work in progress; becomes the artifact by one rename
+//! work/<stage>/<key>/{fetched,parts} the same, of an artifact that comes from elsewhere
 //! runs/<recipe>/<n>/run.json       what ran, why, how long
 //! locks/<stage>-<key>.lock         one maker per key
 //! trash/                           what the collector is removing

@@ -1,11 +1,13 @@
 //! What an artifact says of itself: what was asked (the key's material) and what came out (files and their digest).
 
 use std::collections::BTreeMap;
+use std::path::{Component, Path};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::Digest;
+use crate::cache::MANIFEST;
 
 /// Version of the manifest and of the key's material; part of every key.
 pub const SCHEMA: u32 = 2;
@@ -108,6 +110,22 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// The manifest in `bytes`, if it is one of that stage and key, is as it was written, and names files that lie inside
+    /// the artifact; else what is wrong.
+    pub fn read(bytes: &[u8], stage: &str, key: &Digest) -> Result<Self, String> {
+        let manifest: Self =
+            serde_json::from_slice(bytes).map_err(|error| format!("its manifest cannot be read: {error}"))?;
+        let asked = manifest.material.key() == *key && manifest.key == *key && manifest.stage == stage;
+        let whole = Self::digest_of(&manifest.files) == manifest.digest && manifest.is_sealed();
+        if !asked || !whole {
+            return Err("its manifest contradicts itself".to_owned());
+        }
+        match manifest.files.iter().find(|file| !is_inside(&file.path)) {
+            Some(file) => Err(format!("its manifest names `{}`, which is no path inside an artifact", file.path)),
+            None => Ok(manifest),
+        }
+    }
+
     /// Digest of what came out: paths and contents, of measurements only the path.
     pub fn digest_of(files: &[FileRecord]) -> Digest {
         let list: Vec<_> = files.iter().map(|file| (&file.path, (!file.measured).then_some(&file.digest))).collect();
@@ -131,6 +149,12 @@ impl Manifest {
     pub fn bytes(&self) -> u64 {
         self.files.iter().map(|file| file.bytes).sum()
     }
+}
+
+/// Whether a path stays inside the folder that it is relative to, and leaves the manifest alone.
+fn is_inside(path: &str) -> bool {
+    let normal = |part: Component<'_>| matches!(part, Component::Normal(_));
+    path != MANIFEST && !path.is_empty() && Path::new(path).components().all(normal)
 }
 
 #[cfg(test)]
@@ -171,6 +195,46 @@ mod tests {
                 inputs,
             },
         )
+    }
+
+    #[test]
+    fn a_manifest_that_leads_out_of_its_artifact_is_refused() {
+        let material: Material = serde_json::from_value(json!({
+            "schema": SCHEMA, "stage": "demo", "version": 1, "parameters": {}, "sources": {}, "inputs": {},
+        }))
+        .unwrap();
+        let key = material.key();
+        let bytes = |path: &str| {
+            let files = vec![FileRecord { path: path.to_owned(), bytes: 1, digest: key, measured: false }];
+            let manifest = Manifest {
+                schema: SCHEMA,
+                stage: "demo".to_owned(),
+                kind: String::new(),
+                key,
+                digest: Manifest::digest_of(&files),
+                material: material.clone(),
+                files,
+                sources: BTreeMap::new(),
+                inputs: BTreeMap::new(),
+                ledger: Value::Null,
+                info: Value::Null,
+                summary: String::new(),
+                warnings: Vec::new(),
+                seconds: 0.0,
+                seal: None,
+            };
+            serde_json::to_vec(&manifest.sealed()).unwrap()
+        };
+        for path in ["a", "a/b.c", "..a"] {
+            assert!(Manifest::read(&bytes(path), "demo", &key).is_ok(), "{path}");
+        }
+        for path in ["", "..", "../a", "a/../../b", "/etc/passwd", "manifest.json"] {
+            let refused = Manifest::read(&bytes(path), "demo", &key).unwrap_err();
+            assert!(refused.contains("no path inside"), "{path}: {refused}");
+        }
+        let good = bytes("a");
+        assert!(Manifest::read(&good, "other", &key).is_err());
+        assert!(Manifest::read(&good[..good.len() - 1], "demo", &key).is_err());
     }
 
     proptest! {

@@ -74,18 +74,46 @@ impl Cache {
             Lookup::Hit(old) if old.manifest.digest == manifest.digest => Some(*old),
             Lookup::Hit(_) | Lookup::Absent | Lookup::Broken(_) => None,
         };
-        let artifact = if let Some(old) = kept {
-            old
-        } else {
-            let text = serde_json::to_vec_pretty(&manifest).map_err(std::io::Error::from)?;
-            write_whole(&staging.out.join(MANIFEST), &text, true)?;
-            sync_folder(&staging.out)?;
-            self.move_into_place(&staging.out, &target, &self.work_path(&stage, &key).join("replaced"))?;
-            Artifact { path: target, manifest }
+        let artifact = match kept {
+            Some(old) => old,
+            None => self.place(&staging.out, target, manifest)?,
         };
         remove_tree(&self.work_path(&stage, &key))?;
         self.note_published(&artifact);
         Ok(artifact)
+    }
+
+    /// Publishes what was made elsewhere: the files in `staging.out` must be those of the manifest. The caller holds the
+    /// lock of the key.
+    pub fn adopt(&self, staging: &Staging, manifest: Manifest) -> Result<Artifact> {
+        let found = self.take_in(&staging.out)?;
+        let known = |file: &FileRecord| (file.path.clone(), (file.bytes, file.digest));
+        let asked: BTreeMap<_, _> = manifest.files.iter().map(known).collect();
+        let found: BTreeMap<_, _> = found.iter().map(known).collect();
+        let mut paths = asked.keys().chain(found.keys());
+        if let Some(path) = paths.find(|path| asked.get(*path) != found.get(*path)) {
+            return Err(Error::Unpublishable { path: path.clone(), what: "not what its manifest says".to_owned() });
+        }
+        let (stage, key) = (manifest.stage.clone(), manifest.key);
+        let _held = self.live.as_ref().map(|live| live.pin(&stage, &key));
+        let artifact = self.place(&staging.out, self.artifact_path(&stage, &key), manifest)?;
+        remove_tree(&self.work_path(&stage, &key))?;
+        self.note_published(&artifact);
+        Ok(artifact)
+    }
+
+    /// A sound object with the contents of a file, if there is one.
+    pub fn object(&self, file: &FileRecord) -> Option<PathBuf> {
+        self.has_object(file).then(|| self.object_path(&file.digest))
+    }
+
+    /// From a folder whose files are taken in to an artifact.
+    fn place(&self, out: &Path, target: PathBuf, manifest: Manifest) -> Result<Artifact> {
+        let text = serde_json::to_vec_pretty(&manifest).map_err(std::io::Error::from)?;
+        write_whole(&out.join(MANIFEST), &text, true)?;
+        sync_folder(out)?;
+        self.move_into_place(out, &target, &self.work_path(&manifest.stage, &manifest.key).join("replaced"))?;
+        Ok(Artifact { path: target, manifest })
     }
 
     fn move_into_place(&self, from: &Path, target: &Path, aside: &Path) -> Result<()> {

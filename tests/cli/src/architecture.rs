@@ -17,7 +17,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("hub", &["spec"]),
     ("query", &["spec", "tables"]),
     ("report", &["query", "media"]),
-    ("pipeline", &["spec", "store", "stage", "hub", "query", "report"]),
+    ("remote", &["store"]),
+    ("pipeline", &["spec", "store", "stage", "hub", "query", "report", "remote"]),
     ("torch", &[]),
     ("nn", &["torch"]),
     ("models", &["nn", "torch"]),
@@ -26,7 +27,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("parallel", &["spec", "comm", "nn", "torch"]),
     ("ingest", &["spec", "store", "stage", "tables", "media", "video", "hub"]),
     ("encode", &["spec", "store", "stage", "tables", "media", "video", "hub", "nn", "models", "torch"]),
-    ("bucket", &["spec", "store", "stage", "tables"]),
+    ("bucket", &["spec", "store", "stage", "tables", "query"]),
     ("train", &["spec", "store", "stage", "tables", "media", "hub", "nn", "models", "diffusion", "parallel", "torch"]),
     ("generate", &["spec", "store", "stage", "tables", "media", "video", "hub", "nn", "models", "diffusion", "torch"]),
     ("datasets", &["media", "video"]),
@@ -36,8 +37,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
 ];
 
 const TORCH_FREE: &[&str] = &[
-    "spec", "store", "stage", "tables", "media", "video", "hub", "query", "report", "pipeline", "ingest", "bucket",
-    "datasets",
+    "spec", "store", "stage", "tables", "media", "video", "hub", "query", "report", "remote", "pipeline", "ingest",
+    "bucket", "datasets",
 ];
 
 /// Package → normal dependencies (by package name), over the whole graph.

@@ -127,6 +127,70 @@ fn a_moved_cache_and_a_moved_project_keep_their_hits() {
     assert!(!exists(&forge.path(".pipeline")));
 }
 
+/// A project that has only its recipe, its programs and its cache, elsewhere.
+#[test]
+fn absent_sources_are_taken_as_they_were_and_only_they() {
+    let forge = Forge::new();
+    forge.write("kiln/b.txt", "clay");
+    forge.edit("sword.toml", "amount = 2", "amount = 2\nsource = \"kiln\"");
+    forge.good(RUN);
+    forge.ran();
+    for name in ["pipeline.toml", "sword.toml", "bin", ".pipeline", "kiln"] {
+        fs_err::create_dir_all(forge.path("moved")).unwrap();
+        fs_err::rename(forge.path(name), forge.path("moved").join(name)).unwrap();
+    }
+    fs_err::remove_dir_all(forge.path("mine")).unwrap();
+    let there = |args: &[&str]| {
+        let mut command = forge.command(args);
+        let output = command.current_dir(forge.path("moved")).stdout(std::process::Stdio::piped());
+        forge.finish(output.stderr(std::process::Stdio::piped()).spawn().unwrap())
+    };
+    for _ in 0..2 {
+        let said = there(RUN);
+        assert_eq!((said.code, forge.ran()), (0, Vec::new()), "{}{}", said.out, said.err);
+        assert!(said.out.contains("nothing to do"), "{}", said.out);
+        assert_eq!(
+            said.err.matches("note: `moved/mine` is not there; it is taken to be what it was").count(),
+            1,
+            "{}",
+            said.err
+        );
+    }
+    let plan = there(&["plan", "sword.toml"]).out;
+    assert!(stage_line(&plan, "dig").contains("cached") && plan.contains("note: `moved/mine` is not there"), "{plan}");
+    // What is there is looked at.
+    forge.write("moved/kiln/b.txt", "mud");
+    assert!(stage_line(&there(&["plan", "sword.toml"]).out, "smelt").contains("source `source` changed: b.txt"));
+    assert_eq!(there(RUN).code, 0);
+    assert_eq!(forge.ran()[0], "smelt");
+
+    // What must run and cannot says what it lacks, before anything is spent.
+    let said = there(&["run", "sword.toml", "--force", "dig"]);
+    let text = said.err.replace('│', " ").split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_eq!(said.code, 4, "{text}");
+    assert!(text.contains("`dig` must run (forced), and `moved/mine`, which it reads, is not there"), "{text}");
+    assert!(text.contains("sword.toml:5"), "{text}");
+    // Another question has no answer, and another folder is not this one.
+    for set in ["dig.text=gold", "dig.source=mien"] {
+        let said = there(&["run", "sword.toml", "--set", set]);
+        assert_eq!(said.code, 4, "{set}: {}", said.err);
+        assert!(said.err.contains("does not exist"), "{set}: {}", said.err);
+    }
+    assert_eq!(forge.ran(), Vec::<String>::new());
+}
+
+#[test]
+fn a_changed_training_recipe_is_seen_though_the_data_is_gone() {
+    let forge = Forge::new();
+    forge.write("notes.txt", "hot");
+    forge.edit("sword.toml", "source = \"mine\"", "source = \"mine\"\nnotes_file = \"notes.txt\"");
+    forge.good(RUN);
+    fs_err::remove_dir_all(forge.path("mine")).unwrap();
+    assert!(forge.good(RUN).out.contains("nothing to do"));
+    forge.write("notes.txt", "cold");
+    assert_eq!(forge.run(RUN).code, 4);
+}
+
 #[test]
 fn a_consulted_file_is_part_of_the_question() {
     let forge = Forge::new();
@@ -231,6 +295,6 @@ fn stages_are_a_table_too() {
     assert!(said.err.contains("`forge` is of an earlier run"), "{}", said.err);
     // What ran can be asked about when the data is gone.
     fs_err::remove_dir_all(forge.path("mine")).unwrap();
-    assert!(forge.good(&ask).out.contains("dig,stale,3"));
+    assert!(forge.good(&ask).out.contains("dig,cached,3"));
     assert_eq!(forge.run(&["sql", "sword.toml", "select stag from stages"]).code, 2);
 }

@@ -13,5 +13,6 @@ mod freshness;
 mod hub_sources;
 mod ranks;
 mod report;
+mod sharing;
 mod support;
 mod together;

@@ -77,7 +77,7 @@ impl Forge {
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_pipeline"));
         command.args(args).current_dir(self.path("")).stdin(Stdio::null()).env("FAKE_LOG", self.path("calls"));
-        command.env("NO_COLOR", "1").env_remove("PIPELINE_CACHE");
+        command.env("NO_COLOR", "1").env_remove("PIPELINE_CACHE").env_remove("PIPELINE_REMOTE");
         command
     }
 

@@ -205,3 +205,41 @@ fn a_cache_of_another_format_is_refused() {
     fs_err::write(cache.root().join("format"), "9").unwrap();
     assert!(matches!(Cache::open(&folder.path().join("cache")), Err(Error::Format { found, .. }) if found == "9"));
 }
+
+#[test]
+fn what_comes_from_elsewhere_is_held_against_its_manifest() {
+    let ((_a, theirs), (_b, ours)) = (cache(), cache());
+    let made = make(&theirs, 1, two_files).unwrap();
+    let key = made.manifest.key;
+    let bring = |write: &dyn Fn(&Path)| {
+        let staging = ours.stage_fetch("demo", &key).unwrap();
+        write(&staging.out);
+        ours.adopt(&staging, made.manifest.clone())
+    };
+    let wrong: [(&dyn Fn(&Path), &str); 3] = [
+        (
+            &|out: &Path| {
+                two_files(out);
+                fs_err::write(out.join("sub/b"), "samE").unwrap();
+            },
+            "sub/b",
+        ),
+        (
+            &|out: &Path| {
+                two_files(out);
+                fs_err::write(out.join("c"), "more").unwrap();
+            },
+            "c",
+        ),
+        (&|out: &Path| fs_err::write(out.join("a"), "same").unwrap(), "sub/b"),
+    ];
+    for (write, named) in wrong {
+        let refused = bring(write).unwrap_err().to_string();
+        assert!(refused.contains(&format!("`{named}`")), "{refused}");
+        assert!(matches!(ours.artifact("demo", &key), Lookup::Absent));
+    }
+    let came = bring(&two_files).unwrap();
+    assert_eq!(came.manifest, made.manifest);
+    assert!(matches!(ours.verify("demo", &key), Lookup::Hit(_)));
+    assert!(!ours.work_path("demo", &key).exists());
+}
