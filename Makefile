@@ -3,8 +3,8 @@ SHELL := bash
 .PHONY: tarot test lint build deps packages
 
 tarot: build                  ## draw a small deck, encode, bucket, train and generate; no network model, no GPU
-	@target/debug/draw-deck runs/deck
-	target/debug/pipeline run recipes/tarot-tiny.toml
+	@target/debug/draw-deck --scenes 78 runs/deck-with-scenes
+	target/debug/pipeline run recipes/tarot-mini.toml
 
 test: build                   ## every test, on the real programs
 	cargo test --workspace
