@@ -75,7 +75,7 @@ fn laid_out(x: &Tensor, first: &Conv2d) -> nn::Result<Tensor> {
 
 /// Norm, SiLU, convolution.
 fn activated(norm: &GroupNorm, conv: &Conv2d, x: &Tensor) -> nn::Result<Tensor> {
-    conv.forward(&norm.forward(x)?.f_silu_()?)
+    conv.forward(&norm.silu(x)?)
 }
 
 impl Config {

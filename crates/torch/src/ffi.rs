@@ -42,6 +42,7 @@ unsafe extern "C" {
     pub(crate) fn shim_gradient_hook(leaf: Handle, closure: Closure) -> c_int;
     pub(crate) fn shim_set_gradient(leaf: Handle, gradient: Handle) -> c_int;
     pub(crate) fn shim_in_backward() -> c_int;
+    pub(crate) fn shim_group_norm_silu(x: Handle, groups: i64, weight: Handle, bias: Handle, eps: f64) -> Handle;
     pub(crate) fn shim_storage_resize(tensor: Handle, bytes: usize) -> c_int;
     pub(crate) fn shim_storage_bytes(tensor: Handle) -> i64;
     pub(crate) fn shim_variable_data(tensor: Handle) -> Handle;

@@ -76,6 +76,13 @@ pub fn scale(tensors: &[Tensor], factor: &Tensor) -> Result<()> {
     Ok(())
 }
 
+/// SiLU of the group norm of `x` [B, C, H, W], f32 or bf16, whose channels lie innermost in the memory of the CPU; in the layout and
+/// the kind of `x`, rounded once. On one thread, and not recorded for autograd.
+pub fn group_norm_silu(x: &Tensor, groups: i64, weight: &Tensor, bias: &Tensor, eps: f64) -> Result<Tensor> {
+    // SAFETY: three live handles; shapes, kinds and layout are checked before memory is touched.
+    ffi::made(unsafe { ffi::shim_group_norm_silu(ffi::handle(x), groups, ffi::handle(weight), ffi::handle(bias), eps) })
+}
+
 /// Standard normal f32 numbers on the CPU, bitwise those of
 /// `torch.randn(shape, generator=torch.Generator("cpu").manual_seed(seed))`.
 pub fn randn_seeded(seed: u64, shape: &[i64]) -> Result<Tensor> {

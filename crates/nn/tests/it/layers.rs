@@ -55,6 +55,54 @@ fn layers_equal_those_of_torch_and_diffusers() {
     }
 }
 
+/// Both ways of taking the SiLU of a group norm, for sizes that fill no vector and values far from zero.
+#[test]
+fn a_group_norm_and_its_silu_are_one_operator_where_channels_lie_innermost() {
+    torch::device::set_threads(1);
+    for (groups, width, [h, w], shift) in
+        [(4, 3, [5, 7], 0.0), (3, 2, [33, 17], 40.0), (32, 4, [24, 16], -3.0), (1, 1, [3, 2], 0.0)]
+    {
+        let channels = groups * width;
+        let b = Builder::random(3, BuildOptions::frozen(CPU, Kind::Float));
+        let norm = b.group_norm(groups, channels, 1e-6).unwrap();
+        for (n, parameter) in b.finish().unwrap().weights.iter().enumerate() {
+            parameter.tensor.shallow_clone().copy_(&torch::ops::randn_seeded(n as u64, &[channels]).unwrap());
+        }
+        let x = torch::ops::randn_seeded(9, &[2, h, w, channels]).unwrap() * 2.0 + shift;
+        let x = x.permute([0, 3, 1, 2]);
+        let expected = norm.forward(&x.to_kind(Kind::Double)).unwrap().silu();
+        let far = |y: Tensor| {
+            let apart = (y.to_kind(Kind::Double) - &expected).norm().double_value(&[]);
+            apart / expected.norm().double_value(&[]).max(1e-12)
+        };
+        for (kind, allowed) in [(Kind::Float, 2e-5), (Kind::BFloat16, 0.02)] {
+            let x = x.to_kind(kind);
+            let (one, two) = (norm.silu(&x).unwrap(), norm.silu(&x.contiguous()).unwrap());
+            assert_eq!((one.kind(), one.size(), one.stride()), (kind, x.size(), x.stride()));
+            // Of a bf16 picture that lies far from zero only few digits say anything.
+            let allowed = if kind == Kind::BFloat16 { allowed * (1.0 + f64::abs(shift)) } else { allowed };
+            assert!(far(one.shallow_clone()) < allowed, "{groups} {kind:?} {}", far(one));
+            assert!(far(two.shallow_clone()) < allowed, "{groups} {kind:?} {}", far(two));
+        }
+        let broken = x.copy();
+        let _ = broken.get(1).fill_(f64::NAN);
+        let y = norm.silu(&broken).unwrap();
+        assert!(bool::try_from(y.get(1).isnan().all()).unwrap() && !bool::try_from(y.get(0).isnan().any()).unwrap());
+    }
+}
+
+/// Where gradients are asked for, they are those of the two operators.
+#[test]
+fn a_group_norm_with_its_silu_can_be_trained() {
+    let b = Builder::random(3, BuildOptions::trained(CPU));
+    let norm = b.group_norm(2, 6, 1e-6).unwrap();
+    let x = torch::ops::randn_seeded(9, &[2, 4, 4, 6]).unwrap().permute([0, 3, 1, 2]).contiguous();
+    (norm.silu(&x).unwrap() * &x).sum(Kind::Float).backward();
+    for parameter in b.finish().unwrap().weights {
+        assert!(parameter.tensor.grad().defined(), "{}", parameter.name);
+    }
+}
+
 #[test]
 fn attention_equals_that_of_torch() {
     let golden = golden();
