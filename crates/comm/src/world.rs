@@ -5,7 +5,7 @@ use std::net::UdpSocket;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use spec::Launch;
+use spec::{Launch, counted};
 use torch::distributed::{self, Store};
 
 use crate::error::{Error, Result};
@@ -56,7 +56,7 @@ impl World {
         }
         if store.wait("all here", timeout).is_err() {
             let come = store.add("here", 0).map_err(failed)?;
-            return Err(because(format!("only {come} of {} ranks came", launch.world)));
+            return Err(because(format!("only {come} of {} came", counted(launch.world, "rank"))));
         }
         let address = own_address(&place.host, place.port);
         let meeting = Some(Meeting { _root: root, store, address });

@@ -93,7 +93,7 @@ impl Tokenizer {
         let special = self.inner.get_post_processor().map_or(0, |p| p.added_tokens(false));
         let room = length
             .checked_sub(special)
-            .ok_or_else(|| self.error(&format!("{length} tokens leave no room for its special tokens")))?;
+            .ok_or_else(|| self.error(&format!("a length of {length} leaves no room for its special tokens")))?;
         encoding.truncate(room, 0, TruncationDirection::Right);
         let encoding = self.inner.post_process(encoding, None, true).map_err(|e| self.error(&e.to_string()))?;
         let mut ids: Vec<i64> = encoding.get_ids().iter().map(|&id| i64::from(id)).collect();

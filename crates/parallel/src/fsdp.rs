@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use comm::{Group, Reduction};
 use nn::{Block, Inputs, Named, Parameters, Part, SharedBlock, State, Transformer};
+use spec::counted;
 use tch::Tensor;
 use torch::autograd::{custom_node, in_backward};
 
@@ -66,7 +67,7 @@ pub fn apply(model: Model, parameters: &Parameters, group: Arc<Group>) -> Result
     }
     let with_parameters = model.blocks().iter().filter(|block| block.has_parameters()).count();
     if lists.len() != with_parameters {
-        let message = format!("the model has {with_parameters} blocks, but parameters of {}", lists.len());
+        let message = format!("the model has {}, but parameters of {}", counted(with_parameters, "block"), lists.len());
         return Err(Error::Unfit(message));
     }
     let unit = |list: &[(Named, Named)]| Arc::new(Unit::new(Arc::clone(&group), list));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use comm::{Group, Reduction, World};
 use spec::mesh::Axis;
-use spec::{Launch, Mesh};
+use spec::{Launch, Mesh, counted};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ impl Team {
 
     fn on(world: World, mesh: Mesh) -> Result<Self> {
         if world.size() != mesh.world() {
-            return Err(Error::Unfit(format!("a mesh of {mesh} for {} ranks", world.size())));
+            return Err(Error::Unfit(format!("a mesh of {mesh} for {}", counted(world.size(), "rank"))));
         }
         let (everyone, data) = (world.everyone()?, world.group(&mesh.data_group(world.rank()))?);
         Ok(Self { world, mesh, everyone, data })

@@ -1,6 +1,6 @@
 //! Who a process is among the ranks of a run, as launchers say it in the environment. Opens no connection.
 
-use crate::Problem;
+use crate::{Problem, counted};
 
 /// One rank's place. A process that nobody launched as a rank is alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,7 +68,11 @@ impl Launch {
         };
         let (place, size) = (number(names[0])?, number(names[1])?);
         if place >= size {
-            return Err(Problem::new(format!("`{}` is {place}, but there are {size} ranks, counted from 0", names[0])));
+            return Err(Problem::new(format!(
+                "`{}` is {place}, but there are only {}, counted from 0",
+                names[0],
+                counted(size, "rank")
+            )));
         }
         // Absent on launchers that give every rank a host of its own.
         let optional = |name: &str, absent| if get(name).is_some() { number(name) } else { Ok(absent) };
@@ -78,7 +82,7 @@ impl Launch {
             return Ok(Self::alone());
         }
         let address = get(host).ok_or_else(|| {
-            Problem::new(format!("`{host}` is not set, and {size} ranks must meet somewhere"))
+            Problem::new(format!("`{host}` is not set, and {} must meet somewhere", counted(size, "rank")))
                 .help(format!("set `{host}` and `{port}` to an address of rank 0 and a free port there"))
         })?;
         let port = u16::try_from(number(port)?)

@@ -2,6 +2,8 @@
 
 mod bound;
 pub mod bucket;
+mod counted;
+mod garbled;
 pub mod glob;
 pub mod graph;
 mod launch;
@@ -15,6 +17,8 @@ mod text;
 
 pub use bound::Bound;
 pub use bucket::Bucket;
+pub use counted::counted;
+pub use garbled::looks_garbled;
 pub use graph::Graph;
 pub use launch::{Launch, Meeting, VARIABLES};
 pub use mesh::Mesh;

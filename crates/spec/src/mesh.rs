@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::Problem;
+use crate::{Problem, counted};
 
 /// An axis of the mesh. Ranks that are neighbours on a later axis lie closer together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -97,7 +97,7 @@ impl Mesh {
             .map(|(name, degree)| format!("{name} {degree}"))
             .collect();
         let product = |dp: String| [vec![dp], others.clone()].concat().join(" × ");
-        let ranks = |n: usize| if n == 1 { "1 rank".to_owned() } else { format!("{n} ranks") };
+        let ranks = |n: usize| counted(n, "rank");
         if !world.is_multiple_of(model) {
             let message =
                 format!("{} need a multiple of {}, but the run has {}", others.join(" × "), ranks(model), ranks(world));

@@ -51,9 +51,7 @@ fn check(row: &Caption) -> Result<(), String> {
     let sizes = [("embedding", &row.embedding, 2 * tokens * width), ("pooled", &row.pooled, 2 * width)];
     for (name, tensor, expected) in sizes {
         if let Some(found) = tensor.as_ref().map(Vec::len).filter(|&found| found != expected) {
-            return Err(format!(
-                "`{name}` has {found} bytes, but {tokens} tokens of width {width} in bf16 make {expected}"
-            ));
+            return Err(format!("`{name}` has {found} bytes, but {tokens} x {width} numbers in bf16 make {expected}"));
         }
     }
     if row.embedding.is_none() && row.pooled.is_none() {

@@ -194,7 +194,7 @@ impl<R: Row> Rows<'_, R> {
                 Some(batch) => self.ready = R::rows(&batch, &file.path)?.into_iter(),
                 None if self.row == file.rows() => (self.file, self.row, self.batches) = (self.file + 1, 0, None),
                 None => {
-                    let detail = format!("it ends after {} of {} rows", self.row, file.rows());
+                    let detail = format!("it ends after {} of {}", self.row, spec::counted(file.rows(), "row"));
                     return Err(Error::damaged(&file.path, detail));
                 }
             }

@@ -189,7 +189,7 @@ impl ShardReader {
     }
 
     fn at(&self, i: usize) -> (&RecordBatch, usize) {
-        assert!(i < self.rows, "row {i} of a shard of {} rows", self.rows);
+        assert!(i < self.rows, "row {i} of {} in a shard", self.rows);
         let (first, batch) = &self.batches[self.batches.partition_point(|(first, _)| *first <= i) - 1];
         (batch, i - first)
     }

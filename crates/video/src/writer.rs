@@ -80,7 +80,7 @@ impl Writer {
         let failed = |reason: String| Error::Write { path: path.to_owned(), reason };
         let error = |error: ff::Error| failed(error.to_string());
         if !size.0.is_multiple_of(2) || !size.1.is_multiple_of(2) || size.0 == 0 || size.1 == 0 || fps == 0 {
-            return Err(failed(format!("{}x{} at {fps} frames a second; sides must be even", size.0, size.1)));
+            return Err(failed(format!("{}x{} at {fps} fps; sides must be even", size.0, size.1)));
         }
         ff::init().map_err(error)?;
         ff::log::set_level(ff::log::Level::Quiet);

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use models::{DynTextEncoders, Encoded, Length, TextEncoders};
 use serde_json::json;
-use spec::Problem;
+use spec::{Problem, counted};
 use stage::{Events, Exit, Failure, Work};
 use store::Digest;
 use tables::{Caption, CaptionInfo, TableReader, TextMeta};
@@ -222,8 +222,10 @@ impl Cut {
             let Some((tokens, limit, text)) = self.longest.get(encoder) else { continue };
             let start: String = text.chars().take(60).collect();
             events.warning(format!(
-                "{count} of {all} captions are longer than the {limit} tokens that text encoder `{encoder}` reads; the rest of \
-                 them is cut off (longest: {tokens} tokens, {start:?}…)"
+                "longer than the {} that text encoder `{encoder}` reads: {count} of {}; the rest is cut off (longest: {}, {start:?}…)",
+                counted(*limit, "token"),
+                counted(all, "caption"),
+                counted(*tokens, "token")
             ));
         }
     }

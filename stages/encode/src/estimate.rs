@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 
+use spec::counted;
 use stage::{Estimate, EstimateRequest, Failure, Items};
 use store::{Digest, Memo};
 use tables::{SampleInfo, TableReader};
@@ -69,7 +70,7 @@ pub(crate) fn estimate(parameters: &Parameters, request: &EstimateRequest) -> Re
 
     let mut facts = Vec::new();
     if !plan.refused.is_empty() {
-        facts.push(format!("{} of {} samples are refused by policy", plan.refused.len(), plan.rows));
+        facts.push(format!("refused by policy: {} of {}", plan.refused.len(), counted(plan.rows, "sample")));
     }
     Ok(Estimate { items: vec![latents, captions], bytes: None, facts })
 }

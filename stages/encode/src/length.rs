@@ -1,7 +1,7 @@
 //! How many frames of a clip are taken, at the model's own rate: by the recipe, by the model's rule, by what the clip has.
 
 use models::Clips;
-use spec::Problem;
+use spec::{Problem, counted};
 use tables::SampleInfo;
 
 use crate::parameters::{FrameRule, Parameters};
@@ -60,7 +60,7 @@ impl Time {
 /// A number of frames that a model cannot take.
 pub(crate) fn wrong_count(name: &str, frames: u32, clips: Clips) -> Problem {
     let (below, stride) = (clips.trimmed(frames.max(1)), clips.stride);
-    Problem::new(format!("`{name}` is {frames} frames, expected 1 + {stride} n"))
+    Problem::new(format!("`{name}` is {}, expected 1 + {stride} n", counted(frames, "frame")))
         .help(format!("the nearest are {below} and {}", below + stride))
 }
 
@@ -81,7 +81,10 @@ pub(crate) fn taken(available: u32, clips: Clips, parameters: &Parameters) -> Re
         return if available >= frames {
             Ok(frames)
         } else {
-            refuse("too_short", format!("{available} frames at {fps} a second, and `frames` asks for {frames}"))
+            refuse(
+                "too_short",
+                format!("{} at {fps} a second, and `frames` asks for {frames}", counted(available, "frame")),
+            )
         };
     }
     let most = clips.trimmed(parameters.max_frames.unwrap_or(DEFAULT_MAX_FRAMES));
@@ -92,7 +95,7 @@ pub(crate) fn taken(available: u32, clips: Clips, parameters: &Parameters) -> Re
         FrameRule::Pad => Ok(clips.trimmed(frames) + clips.stride),
         FrameRule::Reject => refuse(
             "frame_rule",
-            format!("{available} frames at {fps} a second; the model takes 1 + {} n of them", clips.stride),
+            format!("{} at {fps} a second; the model takes 1 + {} n", counted(available, "frame"), clips.stride),
         ),
     }
 }

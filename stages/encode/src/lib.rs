@@ -24,7 +24,7 @@ use std::path::PathBuf;
 use models::ModelFolder;
 use nn::BuildOptions;
 use serde_json::json;
-use spec::Problem;
+use spec::{Problem, counted};
 use stage::{
     About, CheckRequest, Checked, Estimate, EstimateRequest, Exit, Failure, Ledger, Outcome, ResolvedSource,
     SourceKind, Stage, Work,
@@ -124,7 +124,8 @@ impl Stage for Encode {
         let ledger = Ledger { taken: plan.rows, out: made.encoded, rejected: made.rejected, held: 0 };
         if ledger.out == 0 {
             let reason = made.first_reject.unwrap_or_else(|| "the data set is empty".to_owned());
-            let problem = Problem::new(format!("none of {} samples could be encoded: {reason}", plan.rows));
+            let problem =
+                Problem::new(format!("nothing of {} could be encoded: {reason}", counted(plan.rows, "sample")));
             return Err(Failure::new(
                 Exit::Input,
                 problem.help("look at the table `rejects` of `ingest`, or at the pictures"),
@@ -133,11 +134,11 @@ impl Stage for Encode {
         let buckets = made.buckets.len();
         Ok(Outcome {
             summary: format!(
-                "{} pictures in {buckets} bucket{}{}, {} distinct captions{}{}",
-                made.encoded,
-                if buckets == 1 { "" } else { "s" },
+                "{} in {}{}, {}{}{}",
+                counted(made.encoded, "sample"),
+                counted(buckets, "bucket"),
                 reused(made.new, made.encoded),
-                texts.captions,
+                counted(texts.captions, "distinct caption"),
                 reused(texts.new as u64, texts.captions as u64),
                 if made.rejected > 0 { format!(", {} rejected", made.rejected) } else { String::new() },
             ),

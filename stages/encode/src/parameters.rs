@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use spec::bucket::NotABucket;
-use spec::{Bucket, Problem};
+use spec::{Bucket, Problem, counted};
 use stage::Colour;
 
 use crate::length::{Time, wrong_count};
@@ -165,8 +165,10 @@ fn parse_bucket(written: &str, quantum: u32, time: Time) -> Result<Bucket, Probl
         return Err(wrong_count(written, bucket.frames, clips).field("buckets"));
     }
     if bucket.frames != 1 && time == Time::Pictures {
-        let problem =
-            Problem::new(format!("bucket `{written}` has {} frames; this model takes pictures", bucket.frames));
+        let problem = Problem::new(format!(
+            "bucket `{written}` has {}; this model takes pictures",
+            counted(bucket.frames, "frame")
+        ));
         return Err(problem.help(format!("write `{}x{}`", bucket.width, bucket.height)).field("buckets"));
     }
     if !bucket.width.is_multiple_of(quantum) || !bucket.height.is_multiple_of(quantum) {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use models::{Clips, Family, ModelFolder};
 use serde::Serialize;
-use spec::{Bucket, Problem, bucket};
+use spec::{Bucket, Problem, bucket, counted};
 use stage::{Events, Exit, Failure};
 use tables::{Location, SampleInfo, TableReader, caption_digest};
 
@@ -112,7 +112,10 @@ impl Plan {
         let refuse = |reason, detail| Err(Refusal { reason, detail });
         let Some(clips) = self.time.clips() else {
             if row.frames != 1 {
-                return refuse("unsupported", format!("a clip of {} frames; this model takes pictures", row.frames));
+                return refuse(
+                    "unsupported",
+                    format!("a clip of {}; this model takes pictures", counted(row.frames, "frame")),
+                );
             }
             return Ok((self.buckets.clone(), 1));
         };
@@ -126,9 +129,10 @@ impl Plan {
             Some(frames) => {
                 Ok((self.buckets.iter().filter(|bucket| bucket.frames == frames).copied().collect(), frames))
             }
-            None if is_clip => {
-                refuse("too_short", format!("{available} frames at {} a second, and no bucket has so few", clips.fps))
-            }
+            None if is_clip => refuse(
+                "too_short",
+                format!("{} at {} a second, and no bucket has so few", counted(available, "frame"), clips.fps),
+            ),
             None => refuse("no_bucket", "a picture, and no bucket has one frame".to_owned()),
         }
     }
@@ -158,16 +162,25 @@ impl Plan {
                 .map(|(bucket, count)| format!("{bucket}: {} of {}", count.upscaled, count.samples))
                 .collect();
             events.warning(format!(
-                "{upscaled} of {} pictures are smaller than their bucket and are enlarged ({}); `upscale = \"reject\"` leaves them out",
-                self.rows,
+                "smaller than their bucket and enlarged: {upscaled} of {} ({}); `upscale = \"reject\"` leaves them out",
+                counted(self.rows, "sample"),
                 of.join(", ")
+            ));
+        }
+        let garbled: Vec<&String> = self.captions.values().filter(|text| spec::looks_garbled(text)).collect();
+        if let Some(first) = garbled.first() {
+            let start: String = first.chars().take(60).collect();
+            events.warning(format!(
+                "look like text read in the wrong encoding, and are encoded as they are: {} of {}, such as {start:?}",
+                garbled.len(),
+                counted(self.captions.len(), "caption")
             ));
         }
         let cut = self.items.iter().filter(|item| item.cut).count();
         if cut > 0 {
             events.warning(format!(
-                "{cut} of {} clips are longer than the frames taken of them: they give their beginning",
-                self.items.len()
+                "longer than the frames taken of them, so that they give their beginning: {cut} of {}",
+                counted(self.items.len(), "sample")
             ));
         }
     }

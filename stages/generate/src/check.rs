@@ -48,6 +48,13 @@ pub(crate) fn check(parameters: &Parameters, settings: &Settings, request: &Chec
     match all_prompts(parameters, base_dir) {
         Ok(prompts) => {
             checked.key = key(parameters, &prompts);
+            let own = parameters.negative_prompt.as_deref().into_iter();
+            if let Some(text) = prompts.iter().flat_map(Prompt::texts).chain(own).find(|text| spec::looks_garbled(text))
+            {
+                checked
+                    .notes
+                    .push(format!("{text:?} looks like text read in the wrong encoding; it is drawn as it is"));
+            }
             let negative = |prompt: &Prompt| prompt.negative_prompt.is_some() || parameters.negative_prompt.is_some();
             if parameters.true_cfg_scale.is_some() && !prompts.iter().any(negative) {
                 let problem = Problem::new("`true_cfg_scale` needs a negative prompt to steer away from");
@@ -149,7 +156,13 @@ fn lora_source(written: &str, base_dir: &Path) -> Result<Source, Problem> {
         let problem = Problem::new(format!("there is no file `{}`", path.display()));
         return Err(problem.help("a relative path starts at the recipe's folder").field("lora"));
     }
-    let source = Source::model("lora", written, None, base_dir, &["*.safetensors", "adapter_config.json"])?;
+    // Without a revision there is one thing that can be wrong.
+    let parts = ["*.safetensors", "adapter_config.json"];
+    let source = Source::model("lora", written, None, base_dir, &parts).map_err(|_| {
+        let message = format!("`{written}` is neither an existing file or folder nor a Hub id");
+        let help = "write the path of a `.safetensors` file, or of a folder with one, relative to";
+        Problem::new(message).help(format!("{help} `{}`, or `OWNER/NAME`", base_dir.display())).field("lora")
+    })?;
     let holds_adapter =
         || store::files_matching(&path, &["*.safetensors".to_owned()]).is_ok_and(|files| !files.is_empty());
     if source.kind == SourceKind::Path && !holds_adapter() {

@@ -18,6 +18,7 @@ use std::path::Path;
 
 use diffusion::schedule::Scheduler;
 use serde_json::json;
+use spec::counted;
 use stage::{About, CheckRequest, Checked, Exit, Failure, Ledger, Outcome, Stage, Work};
 use tables::ImageRow;
 
@@ -108,9 +109,9 @@ impl Stage for Generate {
         let taken = pictures.len() as u64;
         Ok(Outcome {
             summary: format!(
-                "{taken} {} of {} prompts",
-                if drawn.frames > 1 { "clips" } else { "pictures" },
-                prompts.len()
+                "{} of {}",
+                counted(taken, if drawn.frames > 1 { "clip" } else { "picture" }),
+                counted(prompts.len(), "prompt")
             ),
             ledger: Ledger { taken, out: taken, ..Ledger::default() },
             info: json!({ "pictures": pictures, "checkpoint": models.checkpoint_name() }),

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use models::{Text, TextEncoders};
+use spec::counted;
 use stage::{Events, Failure};
 use tch::no_grad;
 
@@ -56,8 +57,9 @@ fn warn_if_cut(
         if length.tokens > length.limit {
             let start: String = text.chars().take(60).collect();
             events.warning(format!(
-                "text encoder `{encoder}` reads {} of the {} tokens of {start:?}…; the rest is cut off",
-                length.limit, length.tokens
+                "text encoder `{encoder}` reads {} of {} of {start:?}…; the rest is cut off",
+                length.limit,
+                counted(length.tokens, "token")
             ));
         }
     }

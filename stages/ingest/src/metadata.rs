@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde_json::Value;
+use spec::counted;
 use stage::{Exit, Failure};
 
 use crate::layout::{extension, folder};
@@ -150,7 +151,7 @@ fn read_csv(table: &str, bytes: &[u8], lines: &mut Vec<Line>) {
         let number = record.as_ref().ok().and_then(csv::ByteRecord::position).map_or(0, csv::Position::line);
         let values = record.map_err(|error| Refusal::new("metadata", error.to_string())).and_then(|record| {
             if record.len() != header.len() {
-                let detail = format!("{} fields, but the header has {}", record.len(), header.len());
+                let detail = format!("{}, but the header has {}", counted(record.len(), "field"), header.len());
                 return Err(Refusal::new("metadata", detail));
             }
             let texts =

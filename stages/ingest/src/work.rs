@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 use serde_json::{Value, json};
-use spec::Problem;
+use spec::{Problem, counted};
 use stage::{Events, Exit, Failure, Ledger, Outcome, Work};
 use tables::{Reject, RowWriter, Sample};
 
@@ -88,7 +88,7 @@ fn finish(tables: Tables, source: &Source, dataset: &str) -> Result<Outcome, Fai
     }
     let listed = reasons.iter().map(|(reason, n)| format!("{n} {reason}")).collect::<Vec<_>>().join(", ");
     if ledger.out == 0 {
-        let message = format!("none of the {} rows of `{dataset}` is usable ({listed})", ledger.taken);
+        let message = format!("nothing of `{dataset}` is usable: {} ({listed})", counted(ledger.taken, "row"));
         return Err(Failure::new(
             Exit::Input,
             Problem::new(message).help(format!("the first: {}", first.unwrap_or_default())),
@@ -99,7 +99,7 @@ fn finish(tables: Tables, source: &Source, dataset: &str) -> Result<Outcome, Fai
     if let Value::Object(facts) = &mut info {
         facts.insert("rejected".to_owned(), json!(reasons));
     }
-    Ok(Outcome { summary: format!("{} samples{rejected}", ledger.out), ledger, info })
+    Ok(Outcome { summary: format!("{}{rejected}", counted(ledger.out, "sample")), ledger, info })
 }
 
 /// There is nothing to learn from.

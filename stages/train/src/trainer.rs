@@ -9,7 +9,7 @@ use models::ModelFolder;
 use nn::rng::Stream;
 use parallel::Team;
 use serde_json::json;
-use spec::{Launch, Problem};
+use spec::{Launch, Problem, counted};
 use stage::{Exit, Failure, Ledger, Outcome, SourceKind, Work};
 use tables::{Held, Loss, Step};
 
@@ -53,7 +53,7 @@ pub(crate) fn run(work: &Work<Train>, launch: &Launch) -> Result<Outcome, Failur
 fn join(config: &Config, launch: &Launch, device: tch::Device) -> Result<Team, Failure> {
     let recipe = |problem| Failure::new(Exit::Recipe, problem);
     if launch.world > 1 && device != tch::Device::Cpu {
-        let problem = Problem::new(format!("{} ranks on a GPU: not built yet", launch.world));
+        let problem = Problem::new(format!("{} on a GPU: not built yet", counted(launch.world, "rank")));
         return Err(recipe(problem.help("use `--device cpu`, or one rank")));
     }
     let mesh = config.distributed.mesh(launch.world).map_err(recipe)?;
@@ -171,7 +171,7 @@ impl<'a> Run<'a> {
         let preview = config.samples.as_ref().map(prepare).transpose()?;
         let rates = Rates::new(config.lr_scheduler.as_ref(), &config.optimizer, total);
         if rates.warmup() >= total {
-            work.events.warning(format!("the run has {total} steps and warms up for {}", rates.warmup()));
+            work.events.warning(format!("the run has {} and warms up for {}", counted(total, "step"), rates.warmup()));
         }
         Ok(Self { work, config, dataset, plan, recipe, rates, total, trained, validation, preview, immutable })
     }
@@ -203,8 +203,10 @@ impl<'a> Run<'a> {
             last = planned.steps(session, first, &mut records)?;
         }
         let last = last.ok_or_else(|| {
-            let message =
-                format!("`checkpoint.restore_from` already has {first} of {} steps: nothing to train", self.total);
+            let message = format!(
+                "`checkpoint.restore_from` already has {first} of {}: nothing to train",
+                counted(self.total, "step")
+            );
             Failure::new(Exit::Recipe, Problem::new(message).help("raise `step_scheduler.max_steps`"))
         })?;
         if session.team.leads() {
@@ -233,7 +235,7 @@ impl<'a> Run<'a> {
         let taken = self.dataset.items().len() as u64;
         let out = self.trained.len() as u64;
         Outcome {
-            summary: format!("{} steps, loss {loss:.4}, {name}", last.step + 1),
+            summary: format!("{}, loss {loss:.4}, {name}", counted(last.step + 1, "step")),
             ledger: Ledger { taken, out, rejected: 0, held: taken - out },
             info: json!({
                 "checkpoint": name,
@@ -271,7 +273,7 @@ impl Planned<'_, '_> {
                     last = Some(self.checkpoint(session, step, records)?);
                 }
                 if stop && step + 1 < *total {
-                    let kept = format!("{} steps of this stage are kept", step + 1);
+                    let kept = format!("kept: {} of this stage", counted(step + 1, "step"));
                     return Err(Failure::interrupted(kept));
                 }
             }

@@ -54,7 +54,19 @@ fn a_caption_that_is_cut_is_told_with_its_beginning() {
     let long = "the moon over the sea, ".repeat(12);
     let run = run(vec![sample(&picture(80, 80, 0), &long), sample(&picture(80, 80, 1), "short")], json!({}));
     let warning = run.warnings().into_iter().find(|text| text.contains("`t5`")).expect("a warning").to_owned();
-    assert!(warning.starts_with("1 of 3 captions are longer than the 32 tokens"), "{warning}");
+    assert!(
+        warning.starts_with("longer than the 32 tokens that text encoder `t5` reads: 1 of 3 captions"),
+        "{warning}"
+    );
     assert!(warning.contains("the moon over the sea"), "{warning}");
     assert_eq!(run.outcome().info["truncated"]["t5"], 1);
+}
+
+#[test]
+fn captions_in_the_wrong_encoding_are_told() {
+    let samples = vec![sample(&picture(80, 80, 0), "un cafÃ©"), sample(&picture(80, 80, 1), "un thé")];
+    let run = run(samples, json!({}));
+    let warning =
+        run.warnings().into_iter().find(|text| text.contains("wrong encoding")).expect("a warning").to_owned();
+    assert!(warning.contains("1 of 3 captions, such as \"un cafÃ©\""), "{warning}");
 }

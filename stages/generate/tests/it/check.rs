@@ -54,6 +54,21 @@ fn impossible_values_are_problems_of_their_field() {
 }
 
 #[test]
+fn a_lora_that_is_not_there_is_told_what_may_be_named() {
+    let problem = check(json!({"lora": "gone"})).problems.remove(0);
+    assert!(problem.message.contains("neither an existing file or folder nor a Hub id"), "{problem:?}");
+    assert!(problem.help.unwrap().contains("`.safetensors` file, or of a folder with one"));
+}
+
+#[test]
+fn a_prompt_in_the_wrong_encoding_is_noted() {
+    let notes = |extra: Value| check(extra).notes.into_iter().filter(|note| note.contains("wrong encoding")).count();
+    assert_eq!(notes(json!({"prompts": ["un café", "un cafÃ©"]})), 1);
+    assert_eq!(notes(json!({"prompts": ["un café"], "negative_prompt": "flouÃ©"})), 1);
+    assert_eq!(notes(json!({"prompts": ["un café"]})), 0);
+}
+
+#[test]
 fn a_recipe_that_trains_nothing_draws_with_the_base_model_or_a_lora_on_it() {
     let check = |extra: Value| {
         let mut parameters = json!({"model": fixture("flux-tiny"), "prompts": ["x"]});

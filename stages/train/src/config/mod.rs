@@ -24,7 +24,7 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
-use spec::Problem;
+use spec::{Problem, counted};
 
 pub(crate) use additions::{Ema, Samples, Validation};
 pub(crate) use checkpoint::Checkpoint;
@@ -134,7 +134,8 @@ impl Config {
             && warmup >= steps
         {
             report.note(format!(
-                "lr_scheduler.lr_warmup_steps: {warmup}: the run ends after {steps} steps, still warming up"
+                "lr_scheduler.lr_warmup_steps: {warmup}: the run ends after {}, still warming up",
+                counted(steps, "step")
             ));
         }
     }
