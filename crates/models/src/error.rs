@@ -52,6 +52,17 @@ pub enum Error {
         /// Names in backticks.
         supported: String,
     },
+    /// A model of a kind that a family's architecture does not cover.
+    #[error("model folder `{}` is {what}, which is not supported; {instead}", folder.display())]
+    #[diagnostic(code(models::unsupported))]
+    Unsupported {
+        /// The model folder.
+        folder: PathBuf,
+        /// Such as `a Wan 2.2 with two denoisers`.
+        what: &'static str,
+        /// What is supported.
+        instead: &'static str,
+    },
     /// A component is of another class than the family's.
     #[error("component `{component}` of model folder `{}` is a `{class}`, expected `{expected}`", folder.display())]
     #[diagnostic(code(models::component_class))]

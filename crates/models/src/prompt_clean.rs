@@ -1,7 +1,10 @@
 //! How Wan's pipeline cleans a prompt: `ftfy.fix_text`, `html.unescape` twice, runs of white space to one space.
 //!
-//! The reference is diffusers 0.42 with ftfy 6.3 installed. All of ftfy's fixes are here but one: text that was decoded in
-//! the wrong encoding ("mojibake") is left as it is.
+//! diffusers uses ftfy only where it is installed. Wan's own program always does, and so it is here, whatever is installed: the
+//! reference is diffusers 0.42 with ftfy 6.3. Without ftfy diffusers gives the same for a prompt that
+//! has none of what ftfy mends: curly quotes, ligatures, full-width forms, control characters, characters not composed (NFC),
+//! references in capitals (`&EACUTE;`). All of ftfy's fixes are here but one: text that was decoded in the wrong encoding
+//! ("mojibake", `cafÃ©`) is left as it is, as diffusers leaves it without ftfy; `encode` and `generate` warn of it.
 
 use htmlize::ENTITIES;
 use icu_normalizer::ComposingNormalizerBorrowed;

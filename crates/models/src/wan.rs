@@ -15,7 +15,7 @@ use nn::{
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::folder::ModelFolder;
 
 /// `transformer/config.json`. Absent fields are the defaults of diffusers, the 14B model's.
@@ -73,6 +73,17 @@ impl Config {
 
     /// Reads and checks it.
     pub fn read(folder: &ModelFolder) -> Result<Self> {
+        let kind = if folder.index["transformer_2"][1].is_string() {
+            Some("a Wan 2.2 with two denoisers (`transformer` and `transformer_2`)")
+        } else if folder.index["expand_timesteps"] == true {
+            Some("a Wan 2.2 with a time for each token (`expand_timesteps`)")
+        } else {
+            None
+        };
+        if let Some(what) = kind {
+            let instead = "Wan 2.1 text-to-video is, such as `Wan-AI/Wan2.1-T2V-1.3B-Diffusers`";
+            return Err(Error::Unsupported { folder: folder.path.clone(), what, instead });
+        }
         let config: Self = folder.config("transformer")?;
         let reason = if config.image_dim.is_some() || config.added_kv_proj_dim.is_some() {
             "`image_dim` or `added_kv_proj_dim` is set: only text-to-video is supported, not image-to-video".to_owned()

@@ -67,10 +67,6 @@ impl Family for WanPipeline {
 
     fn transformer(&self, folder: &ModelFolder, builder: &Builder) -> Result<DynTransformer> {
         folder.component("transformer", &["WanTransformer3DModel"])?;
-        if folder.index["transformer_2"][1].is_string() || folder.index["expand_timesteps"] == true {
-            let reason = "it has two denoisers or a time for each token (Wan 2.2); only Wan 2.1 is supported";
-            return Err(folder.config_error("model_index.json", reason));
-        }
         Ok(Box::new(Wan::new(Config::read(folder)?, builder)?))
     }
 

@@ -55,6 +55,35 @@ fn flux_dev_has_the_released_number_of_parameters() {
     assert_eq!(parameters.adapter.len(), 2 * (19 * 12 + 38 * 3));
 }
 
+/// Both kinds of Wan 2.2 have the pipeline class of Wan 2.1. Whoever asks for anything of the denoiser is told, at plan time.
+#[test]
+fn a_wan_2_2_is_refused_by_name() {
+    for (key, value, what) in [
+        ("transformer_2", json!(["diffusers", "WanTransformer3DModel"]), "two denoisers"),
+        ("expand_timesteps", json!(true), "a time for each token"),
+    ] {
+        let scratch = tempfile::tempdir().unwrap();
+        let from = fixture("wan-tiny");
+        for part in ["transformer/config.json", "vae/config.json", "model_index.json"] {
+            let to = scratch.path().join(part);
+            fs_err::create_dir_all(to.parent().unwrap()).unwrap();
+            fs_err::copy(from.join(part), to).unwrap();
+        }
+        edit(&scratch.path().join("model_index.json"), |index| index[key] = value);
+        let folder = ModelFolder::open(scratch.path()).unwrap();
+        let family = family_of(&folder).unwrap();
+        for error in [
+            family.pixel_unit(&folder).unwrap_err(),
+            family.text_inputs(&folder).unwrap_err(),
+            family.transformer(&folder, &Builder::meta(frozen())).err().unwrap(),
+        ] {
+            let message = error.to_string();
+            assert!(message.contains(&format!("is a Wan 2.2 with {what}")), "{message}");
+            assert!(message.contains("not supported; Wan 2.1 text-to-video is"), "{message}");
+        }
+    }
+}
+
 #[test]
 fn every_family_lists_what_it_reads() {
     for family in FAMILIES {

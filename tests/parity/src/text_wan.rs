@@ -2,6 +2,7 @@
 
 use models::tokenizer::Tokenizer;
 use models::wan_pipeline::prompt_clean;
+use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
 use crate::support::{Report, goldens_of, options, relative};
@@ -17,6 +18,22 @@ fn prompts_are_cleaned_as_the_pipeline_cleans_them() {
         }
     }
     assert!(compared > 60);
+}
+
+/// Where ftfy is not installed the pipeline gives the same for whatever ftfy leaves alone, and text that was decoded in the wrong
+/// encoding stays as it is there and here.
+#[test]
+fn only_what_ftfy_mends_differs_from_a_pipeline_without_it() {
+    for golden in goldens_of("wan").into_iter().filter(|golden| !golden.foreign) {
+        let cases = |name: &str| golden.numbers[name].as_array().unwrap().clone();
+        let text = |case: &Value, column: usize| case[column].as_str().unwrap().to_owned();
+        let alike = cases("clean_cases").iter().filter(|case| prompt_clean(&text(case, 0)) == text(case, 2)).count();
+        assert_eq!(alike, cases("clean_cases").iter().filter(|case| case[1] == case[2]).count());
+        for case in cases("garbled_cases") {
+            assert_eq!(prompt_clean(&text(&case, 0)), text(&case, 1));
+            assert!(spec::looks_garbled(&text(&case, 0)), "{case}");
+        }
+    }
 }
 
 #[test]

@@ -12,16 +12,20 @@ const FRAMES: usize = 5;
 
 /// The golden call of `wan-tiny`, and the frames that diffusers draws.
 fn golden() -> (Value, Vec<Picture>) {
-    let numbers: Value =
-        serde_json::from_slice(&fs_err::read(fixture("wan-tiny").join("golden.json")).unwrap()).unwrap();
+    golden_of("wan-tiny", "pipe/frames_u8")
+}
+
+/// The golden call of a fixture, and the golden frames of this name.
+fn golden_of(model: &str, name: &str) -> (Value, Vec<Picture>) {
+    let numbers: Value = serde_json::from_slice(&fs_err::read(fixture(model).join("golden.json")).unwrap()).unwrap();
     let call = &numbers["pipe/call"];
     let parameters = json!({
         "prompts": [call["prompt"]], "negative_prompt": call["negative_prompt"], "guidance": call["guidance_scale"],
         "width": call["width"], "height": call["height"], "frames": call["num_frames"], "seed": numbers["seed"],
         "steps": call["num_inference_steps"], "max_sequence_length": call["max_sequence_length"], "frame_pngs": true,
     });
-    let tensors = Tensor::read_safetensors(fixture("wan-tiny").join("golden.safetensors")).unwrap();
-    let (_, frames) = tensors.into_iter().find(|(name, _)| name == "pipe/frames_u8").unwrap();
+    let tensors = Tensor::read_safetensors(fixture(model).join("golden.safetensors")).unwrap();
+    let (_, frames) = tensors.into_iter().find(|(key, _)| key == name).unwrap();
     let size = frames.size();
     let frame = |n: i64| Picture {
         width: size[3] as u32,
@@ -32,9 +36,13 @@ fn golden() -> (Value, Vec<Picture>) {
 }
 
 fn frames(run: &Run) -> Vec<Picture> {
+    frames_of(run, FRAMES)
+}
+
+fn frames_of(run: &Run, count: usize) -> Vec<Picture> {
     let name = run.outcome().info["pictures"][0].as_str().unwrap().to_owned();
     let folder = run.output().join(name).with_extension("");
-    (0..FRAMES).map(|n| read(&folder.join(format!("frame_{n:04}.png")))).collect()
+    (0..count).map(|n| read(&folder.join(format!("frame_{n:04}.png")))).collect()
 }
 
 #[test]
@@ -67,6 +75,24 @@ fn a_prompt_and_a_seed_give_the_frames_of_diffusers() {
         parameters
     });
     assert!(difference(&frames(&other.run())[0], &expected[0]) > 2, "guidance has an effect");
+}
+
+/// An adapter that PEFT made, from its own files and from those that diffusers writes of it, changes the frames as it does there.
+#[test]
+fn an_adapter_gives_the_frames_of_diffusers() {
+    for model in ["wan-tiny", "wan-odd"] {
+        let (_, without) = golden_of(model, "pipe/frames_u8");
+        let (parameters, expected) = golden_of(model, "pipe/lora_frames_u8");
+        for files in ["lora_peft", "lora_diffusers"] {
+            let mut parameters = parameters.clone();
+            parameters["lora"] = json!(fixture(model).join(files));
+            let run = Setup::new(fixture(model), parameters).run();
+            let ours = frames_of(&run, expected.len());
+            let most = |other: &[Picture]| ours.iter().zip(other).map(|(a, b)| difference(a, b)).max().unwrap();
+            assert!(most(&expected) <= 2, "{model} {files}: {}", most(&expected));
+            assert!(most(&without) > 20, "{model} {files}: the adapter is seen, {}", most(&without));
+        }
+    }
 }
 
 #[test]
