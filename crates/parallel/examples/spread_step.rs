@@ -2,7 +2,8 @@
 //! `tools/bench/fsdp_step.py`; `tools/bench/flux_step.py FOLDER` or `tools/bench/wan.py FOLDER` makes the folder.
 //!
 //! `cargo run -p parallel --example spread_step -- FOLDER [ranks=2] [threads=1] [mode=fsdp|ddp] [recompute=0] [size=256|128]
-//! [frames=1|17] [batch=2] [text=512] [steps=5] [dtype=float32]`; `batch` is the global one, `threads` those of each rank.
+//! [frames=1|17] [batch=2] [text=512] [steps=5] [dtype=float32] [keep=1]`; `batch` is the global one, `threads` those of each rank, `keep=0` gives freed memory back at
+//! once. What activations take shows in a run on one rank with the batch of each.
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring program")]
 
 use std::collections::BTreeMap;
@@ -53,10 +54,14 @@ fn start(ranks: usize, arguments: &[String]) {
 }
 
 fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) -> i64, half: bool) {
-    torch::memory::keep_freed();
+    if number("keep", 1) != 0 {
+        torch::memory::keep_freed();
+    }
     torch::device::set_threads(number("threads", 1) as usize);
     let compute = if half { Kind::BFloat16 } else { Kind::Float };
     let team = Team::join(launch, mesh, Duration::from_mins(10)).unwrap();
+    let peak = || torch::memory::peak(Device::Cpu).unwrap().unwrap_or(0) >> 20;
+    let before = peak();
     let folder = ModelFolder::open(folder).unwrap();
     let weights = Weights::open(&folder.path.join("transformer"), "diffusion_pytorch_model").unwrap();
     let builder = Builder::from_weights(weights, BuildOptions::trained(Device::Cpu));
@@ -68,6 +73,7 @@ fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) ->
     let model = family.transformer(&folder, &builder).unwrap();
     let parameters = builder.finish().unwrap();
     let (model, spread) = parallel::spread(&team, model, &parameters).unwrap();
+    let loaded = peak();
     let mut optimizer = AdamW::new(parameters.trainable(), Settings::default()).unwrap();
 
     let (rank, count) = team.share();
@@ -95,12 +101,13 @@ fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) ->
         last = team.sums(&[loss.double_value(&[])]).unwrap()[0];
         team.trust();
     }
-    let peak = torch::memory::peak(Device::Cpu).unwrap().unwrap_or(0) >> 20;
     let held: usize = parameters.trainable().iter().map(|named| named.tensor.numel()).sum();
     println!(
-        "rank {rank} of {count} ({mesh})  loss {last:.6}  wall {:.3} s  peak {peak} MiB  trained here {:.1} M",
+        "rank {rank} of {count} ({mesh})  loss {last:.6}  wall {:.3} s  peak {} MiB, of which {before} before the model, \
+         {loaded} with it; its share of weights, gradients and optimizer state {} MiB",
         median(wall.split_off(1)),
-        held as f64 / 1e6
+        peak(),
+        (4 * held * size_of::<f32>()) >> 20
     );
     team.leave().unwrap();
 }

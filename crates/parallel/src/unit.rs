@@ -1,9 +1,10 @@
 //! The parameters of one block, held in parts: gathered before the block runs, given up after it; gradients go back to the
-//! parts. One collective a unit and direction (and kind of number).
+//! parts. Both happen in place, each rank's stretch of a unit going from where it lies to where it belongs: Gloo's own all-gather
+//! and reduce-scatter each hold the whole once more.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use comm::{Group, Pending};
+use comm::{Group, Pending, Reduction};
 use nn::{Named, Part};
 use tch::{Device, Kind, Tensor};
 
@@ -30,8 +31,8 @@ struct Inner {
 #[derive(Debug)]
 enum Place {
     Away,
-    /// One gathered tensor for each bundle, and the collective that fills it.
-    Coming(Vec<(Tensor, Pending)>),
+    /// One gathered tensor for each bundle, and the collectives that fill it, one for each rank.
+    Coming(Vec<(Tensor, Vec<Pending>)>),
     Here,
 }
 
@@ -59,7 +60,8 @@ struct Member {
 #[derive(Debug)]
 struct Reducing {
     bundle: usize,
-    output: Tensor,
+    /// The ranks' stretches; this rank's will hold the sum.
+    stretches: Tensor,
     pending: Pending,
 }
 
@@ -102,8 +104,9 @@ impl Unit {
     /// Sends the gradients of a backward to the parts, and gives the parameters up.
     pub(crate) fn reduce(&self) -> Result<()> {
         let mut inner = self.lock();
-        inner.reduce()?;
-        inner.release()
+        // First, to make room: gradients need their parameters' shapes only.
+        inner.release()?;
+        inner.reduce()
     }
 
     /// Adds what has come of reductions to the parts' gradients.
@@ -114,11 +117,11 @@ impl Unit {
     /// A backward is over: whatever it did not reach is reduced as well, so that all ranks do the same.
     pub(crate) fn end_backward(&self) -> Result<()> {
         let mut inner = self.lock();
+        inner.release()?;
         if !inner.reduced {
             inner.reduce()?;
         }
         inner.settle()?;
-        inner.release()?;
         inner.reduced = false;
         Ok(())
     }
@@ -149,7 +152,7 @@ impl Inner {
         self.start()?;
         if let Place::Coming(coming) = std::mem::replace(&mut self.place, Place::Here) {
             for (bundle, (gathered, pending)) in self.bundles.iter().zip(coming) {
-                pending.wait()?;
+                pending.into_iter().try_for_each(Pending::wait)?;
                 bundle.fill(&gathered, self.group.size())?;
             }
         }
@@ -159,7 +162,9 @@ impl Inner {
     fn release(&mut self) -> Result<()> {
         match std::mem::replace(&mut self.place, Place::Away) {
             Place::Away => {}
-            Place::Coming(coming) => coming.into_iter().try_for_each(|(_, pending)| pending.wait())?,
+            Place::Coming(coming) => {
+                coming.into_iter().flat_map(|(_, pending)| pending).try_for_each(Pending::wait)?;
+            }
             Place::Here => {
                 for member in self.bundles.iter().flat_map(|bundle| &bundle.members) {
                     torch::storage::free(&member.whole)?;
@@ -173,23 +178,26 @@ impl Inner {
         self.reduced = true;
         for (index, bundle) in self.bundles.iter_mut().enumerate() {
             if bundle.members.iter().any(|member| member.part.requires_grad()) {
-                let (output, pending) = bundle.scatter(&self.group)?;
-                self.reducing.push(Reducing { bundle: index, output, pending });
+                let (stretches, pending) = bundle.scatter(&self.group)?;
+                self.reducing.push(Reducing { bundle: index, stretches, pending });
             }
         }
         Ok(())
     }
 
     fn settle(&mut self) -> Result<()> {
-        for Reducing { bundle, output, pending } in std::mem::take(&mut self.reducing) {
+        for Reducing { bundle, stretches, pending } in std::mem::take(&mut self.reducing) {
             pending.wait()?;
-            for member in &self.bundles[bundle].members {
-                let came = output.f_narrow(0, member.from as i64, member.part.numel() as i64)?;
+            let bundle = &self.bundles[bundle];
+            let own = self.group.index() * bundle.width;
+            for member in &bundle.members {
+                let came = stretches.f_narrow(0, (own + member.from) as i64, member.part.numel() as i64)?;
                 let mut gradient = member.part.grad();
                 if gradient.defined() {
                     let _ = tch::no_grad(|| gradient.f_add_(&came))?;
                 } else {
-                    torch::autograd::set_gradient(&member.part, Some(&came))?;
+                    // A copy: a view would keep the other ranks' stretches.
+                    torch::autograd::set_gradient(&member.part, Some(&came.copy()))?;
                 }
             }
         }
@@ -199,15 +207,16 @@ impl Inner {
 
 impl Bundle {
     /// Starts to put the ranks' stretches end to end.
-    fn gather(&self, group: &Group) -> Result<(Tensor, Pending)> {
-        let options = (self.kind, self.device());
-        let own = Tensor::f_zeros([self.width as i64], options)?;
-        for member in &self.members {
-            let mut place = own.f_narrow(0, member.from as i64, member.part.numel() as i64)?;
-            tch::no_grad(|| place.f_copy_(&member.part))?;
-        }
+    fn gather(&self, group: &Group) -> Result<(Tensor, Vec<Pending>)> {
+        let (options, own) = ((self.kind, self.device()), group.index() * self.width);
         let gathered = Tensor::f_empty([(self.width * group.size()) as i64], options)?;
-        let pending = group.all_gather(&gathered, &own)?;
+        for member in &self.members {
+            let place = gathered.f_narrow(0, (own + member.from) as i64, member.part.numel() as i64)?;
+            tch::no_grad(|| place.shallow_clone().f_copy_(&member.part))?;
+        }
+        let stretch = |rank: usize| gathered.f_narrow(0, (rank * self.width) as i64, self.width as i64);
+        let pending =
+            (0..group.size()).map(|rank| Ok(group.broadcast(&stretch(rank)?, rank)?)).collect::<Result<_>>()?;
         Ok((gathered, pending))
     }
 
@@ -225,7 +234,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// Starts to add up the ranks' gradients in f32, each rank its own stretch of the sum.
+    /// Starts to add up the ranks' gradients in f32.
     fn scatter(&mut self, group: &Group) -> Result<(Tensor, Pending)> {
         let (ranks, width, options) = (group.size(), self.width, (Kind::Float, self.device()));
         let input = Tensor::f_zeros([(width * ranks) as i64], options)?;
@@ -241,9 +250,8 @@ impl Bundle {
             }
             torch::autograd::set_gradient(&member.whole, None)?;
         }
-        let output = Tensor::f_empty([width as i64], options)?;
-        let pending = group.reduce_scatter(&output, &input)?;
-        Ok((output, pending))
+        let pending = group.all_reduce(&input, Reduction::Sum)?;
+        Ok((input, pending))
     }
 
     fn device(&self) -> Device {
