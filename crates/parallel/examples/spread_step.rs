@@ -2,8 +2,9 @@
 //! `tools/bench/fsdp_step.py`; `tools/bench/flux_step.py FOLDER` or `tools/bench/wan.py FOLDER` makes the folder.
 //!
 //! `cargo run -p parallel --example spread_step -- FOLDER [ranks=2] [threads=1] [mode=fsdp|ddp] [recompute=0] [size=256|128]
-//! [frames=1|17] [batch=2] [text=512] [steps=5] [dtype=float32] [keep=1]`; `batch` is the global one, `threads` those of each rank, `keep=0` gives freed memory back at
-//! once. What activations take shows in a run on one rank with the batch of each.
+//! [frames=1|17] [batch=2] [text=512] [steps=5] [dtype=float32] [keep=1]`; `batch` is the global one, `threads` those of each
+//! rank; `keep=0` gives freed memory back at once, which costs time. What activations take shows in a run on one rank with the
+//! batch of each.
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring program")]
 
 use std::collections::BTreeMap;
