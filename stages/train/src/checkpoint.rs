@@ -1,6 +1,7 @@
 //! Checkpoints: `epoch_E_step_S/`, a diffusers pipeline folder or adapter files, with the state that a run goes on from in
 //! `training_state/`. A folder appears whole under its name or not at all.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use nn::{Named, Weights};
@@ -9,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use spec::Problem;
 use stage::{Exit, Failure};
+use store::Digest;
 use tch::Kind;
 
 use crate::components::Unchanged;
@@ -18,8 +20,8 @@ use crate::{between_ranks, unusable};
 
 /// Name of the state's folder inside a checkpoint; diffusers does not look at it.
 const STATE: &str = "training_state";
-/// Version of the state's layout.
-const FORMAT: u32 = 1;
+/// Version of the state's layout; 1 had no digests.
+const FORMAT: u32 = 2;
 /// Start of the names of unfinished checkpoints.
 const PARTIAL: &str = ".partial-";
 
@@ -34,6 +36,42 @@ struct State {
     seed: u64,
     /// What moved a number; see [`Config`].
     config: Value,
+    /// The other files of the state, with their digests.
+    #[serde(default)]
+    files: BTreeMap<String, Digest>,
+    /// Digest of all the above.
+    #[serde(default)]
+    seal: Option<Digest>,
+}
+
+impl State {
+    fn sealed(mut self) -> Result<Self, serde_json::Error> {
+        self.seal = None;
+        self.seal = Some(Digest::of_json(&serde_json::to_value(&self)?));
+        Ok(self)
+    }
+
+    /// The state in a checkpoint, if its files are what was written; else what is wrong.
+    fn sound(checkpoint: &Path) -> Result<Self, String> {
+        let folder = checkpoint.join(STATE);
+        let text = fs_err::read_to_string(folder.join("state.json")).map_err(|error| error.to_string())?;
+        let told = |error: serde_json::Error| format!("`state.json` cannot be read: {error}");
+        let (state, again): (Self, Self) =
+            (serde_json::from_str(&text).map_err(told)?, serde_json::from_str(&text).map_err(told)?);
+        if !(1..=FORMAT).contains(&state.format) {
+            return Err(format!("its format is {}, this program writes {FORMAT}", state.format));
+        }
+        if state.format > 1 && state.seal != again.sealed().map_err(told)?.seal {
+            return Err("`state.json` is not what was written".to_owned());
+        }
+        for (name, digest) in &state.files {
+            let found = Digest::of_file(&folder.join(name)).map_err(|error| error.to_string())?;
+            if found != *digest {
+                return Err(format!("`{name}` is not what was written"));
+            }
+        }
+        Ok(state)
+    }
 }
 
 /// A finished checkpoint.
@@ -79,6 +117,18 @@ pub(crate) fn finished(output: &Path) -> Result<Vec<Checkpoint>, Failure> {
     Ok(found)
 }
 
+/// Removes checkpoints of a run, from the newest on, until one is as it was written: a run goes on from nothing else. Answers
+/// what was removed and why.
+pub(crate) fn remove_damaged(output: &Path) -> Result<Vec<String>, Failure> {
+    let mut removed = Vec::new();
+    while let Some(newest) = finished(output)?.pop() {
+        let Err(reason) = State::sound(&newest.path) else { break };
+        fs_err::remove_dir_all(&newest.path)?;
+        removed.push(format!("{} is damaged and was removed: {reason}", Checkpoint::name(newest.epoch, newest.step)));
+    }
+    Ok(removed)
+}
+
 /// Where the parts come from that training leaves alone.
 pub(crate) struct Origin<'a> {
     /// Name of the model, for the adapter's files.
@@ -103,7 +153,6 @@ pub(crate) fn write(
             let previous = previous.as_ref().map(|checkpoint| checkpoint.path.as_path());
             Unchanged { model: &session.folder, immutable: origin.immutable, previous }.place(&partial)?;
         }
-        write_progress(config, &partial.join(STATE), (epoch, step))?;
     }
     session.team.barrier().map_err(between_ranks)?;
     write_state(session, &partial.join(STATE))?;
@@ -115,6 +164,7 @@ pub(crate) fn write(
     let checkpoint = Checkpoint::at(output, (epoch, step));
     session.team.barrier().map_err(between_ranks)?;
     if session.team.leads() {
+        write_progress(config, &partial.join(STATE), (epoch, step))?;
         fs_err::rename(&partial, &checkpoint.path)?;
         fs_err::File::open(output)?.sync_all()?;
     }
@@ -166,9 +216,18 @@ fn write_state(session: &Session, folder: &Path) -> Result<(), Failure> {
     session.ema.as_ref().map_or(Ok(()), |ema| save(session, folder, "ema", ema.state()))
 }
 
+/// Written last, over all that the ranks wrote.
 fn write_progress(config: &Config, folder: &Path, (epoch, step): (u64, u64)) -> Result<(), Failure> {
     let config_value = serde_json::to_value(config).map_err(Failure::from_error)?;
-    let state = State { format: FORMAT, steps: step + 1, epoch, seed: config.seed, config: config_value };
+    let mut files = BTreeMap::new();
+    for entry in fs_err::read_dir(folder)? {
+        let entry = entry?;
+        let digest = Digest::of_file(&entry.path()).map_err(Failure::from_diagnostic)?;
+        files.insert(entry.file_name().to_string_lossy().into_owned(), digest);
+    }
+    let state =
+        State { format: FORMAT, steps: step + 1, epoch, seed: config.seed, config: config_value, files, seal: None };
+    let state = state.sealed().map_err(Failure::from_error)?;
     let text = serde_json::to_string_pretty(&state).map_err(Failure::from_error)?;
     let mut file = fs_err::File::create(folder.join("state.json"))?;
     std::io::Write::write_all(&mut file, text.as_bytes())?;
@@ -178,7 +237,7 @@ fn write_progress(config: &Config, folder: &Path, (epoch, step): (u64, u64)) -> 
 
 /// Whole tensors whatever the mesh, so that any other mesh can go on from them.
 fn save(session: &Session, folder: &Path, name: &str, tensors: &[Named]) -> Result<(), Failure> {
-    let (path, metadata) = (folder.join(format!("{name}.safetensors")), std::collections::BTreeMap::new());
+    let (path, metadata) = (folder.join(format!("{name}.safetensors")), BTreeMap::new());
     if let Some(shards) = session.spread.trained_shards() {
         let parts = shards.parts(tensors, None).map_err(between_ranks)?;
         return parallel::checkpoint::save(&session.team, &path, &parts, &metadata).map_err(between_ranks);
@@ -203,9 +262,10 @@ pub(crate) fn restore(
         Failure::new(Exit::Input, problem.help("remove that folder, or choose another checkpoint"))
     };
     let text = fs_err::read_to_string(folder.join("state.json"))?;
-    let state: State = serde_json::from_str(&text).map_err(|error| refuse(error.to_string()))?;
-    if state.format != FORMAT {
-        return Err(refuse(format!("its format is {}, this program writes {FORMAT}", state.format)));
+    let mut state: State = serde_json::from_str(&text).map_err(|error| refuse(error.to_string()))?;
+    // One rank reads it all; the run's own was read before.
+    if foreign && session.team.leads() {
+        state = State::sound(checkpoint).map_err(refuse)?;
     }
     if !foreign && serde_json::to_value(config).ok().as_ref() != Some(&state.config) {
         return Err(refuse("it was written under another training recipe".to_owned()));

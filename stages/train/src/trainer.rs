@@ -100,7 +100,9 @@ fn resume(work: &Work<Train>, config: &Config, session: &mut Session) -> Result<
     // One rank tidies up before the others look.
     if session.team.leads() {
         fs_err::create_dir_all(output)?;
-        checkpoint::finished(output)?;
+        for damaged in checkpoint::remove_damaged(output)? {
+            work.events.warning(damaged);
+        }
     }
     session.team.barrier().map_err(between_ranks)?;
     if let Some(last) = checkpoint::finished(output)?.pop() {

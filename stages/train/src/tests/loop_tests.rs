@@ -84,6 +84,35 @@ fn a_resumed_run_is_the_undisturbed_one_bit_for_bit() {
     }
 }
 
+/// A bit of any file of the newest state: the run goes on from the one before, to the same numbers.
+#[test]
+fn a_damaged_state_is_not_gone_on_from() {
+    let over = || json!({"step_scheduler": {"ckpt_every_steps": 2}});
+    let world = World::new(&[(SQUARE, 8)]);
+    world.run("whole", over()).unwrap();
+    let names = world.checkpoints("whole");
+    assert!(names.len() > 1, "{names:?}");
+    let newest = names.last().unwrap();
+    for file in ["weights.safetensors", "optimizer.safetensors", "state.json"] {
+        let name = format!("hurt-{file}");
+        world.run(&name, over()).unwrap();
+        let path = world.output(&name).join(newest).join("training_state").join(file);
+        let mut bytes = fs_err::read(&path).unwrap();
+        // In the last number, so that the file still reads well.
+        let at = bytes.iter().rposition(u8::is_ascii_digit).filter(|_| file == "state.json").unwrap_or(bytes.len() - 1);
+        bytes[at] ^= 1;
+        fs_err::write(&path, bytes).unwrap();
+        let refused = world.run(&format!("from-{file}"), json!({"checkpoint": {"restore_from": path.parent().unwrap().parent().unwrap()}, "step_scheduler": {"max_steps": 9}}));
+        let text = refused.unwrap_err().problem.message;
+        assert!(text.contains(file) && text.contains("cannot go on from"), "{text}");
+        world.run(&name, over()).unwrap();
+        assert_eq!(world.losses("whole"), world.losses(&name), "{file}");
+        assert_eq!(names, world.checkpoints(&name), "{file}");
+        let state = format!("{newest}/{STATE}");
+        assert_eq!(world.tensors("whole", &state), world.tensors(&name, &state), "{file}");
+    }
+}
+
 #[test]
 fn a_run_may_start_from_another_runs_state() {
     let world = World::new(&[(SQUARE, 8)]);
