@@ -237,6 +237,31 @@ mod tests {
         assert!(Manifest::read(&good[..good.len() - 1], "demo", &key).is_err());
     }
 
+    /// Of schema 1, which had no seal, and of a schema to come.
+    #[test]
+    fn an_older_manifest_is_read_and_a_newer_one_is_cleanly_refused() {
+        let text = |schema: u32, more: &str| {
+            let material = json!({
+                "schema": schema, "stage": "demo", "version": 1, "parameters": {"n": 1}, "sources": {}, "inputs": {},
+            });
+            let key = Digest::of_json(&material);
+            let digest = Manifest::digest_of(&[]);
+            let text = format!(
+                r#"{{"schema": {schema}, "stage": "demo", "kind": "x", "key": "{key}", "digest": "{digest}",
+                "material": {material}, "files": [], "sources": {{}}, "inputs": {{}}, "ledger": null, "info": null,
+                "summary": "", "warnings": [], "seconds": 0.0{more}}}"#
+            );
+            (key, text)
+        };
+        let (key, old) = text(1, "");
+        assert_eq!(Manifest::read(old.as_bytes(), "demo", &key).unwrap().schema, 1);
+        let (key, unsealed) = text(SCHEMA, "");
+        assert!(Manifest::read(unsealed.as_bytes(), "demo", &key).is_err());
+        let (key, new) = text(SCHEMA + 1, r#", "colour": "red""#);
+        let refused = Manifest::read(new.as_bytes(), "demo", &key).unwrap_err();
+        assert!(refused.contains("cannot be read") && refused.contains("colour"), "{refused}");
+    }
+
     proptest! {
         #[test]
         fn the_key_changes_if_and_only_if_the_material_does(a in material(), b in material()) {

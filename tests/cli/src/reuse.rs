@@ -1,11 +1,17 @@
 //! Law L1 with the real programs, item by item: what changed is made again, and nothing else.
 
+use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
 
+use image::{Rgb, RgbImage};
 use serde_json::Value;
+use store::Digest;
+use tables::{LatentInfo, TableReader};
 
 use crate::project::{recipe, small, tiny_flux};
-use crate::support::Sandbox;
+use crate::support::{Sandbox, kill_tree};
 
 const ENCODE: &[&str] = &["run", "small.toml", "--until", "encode"];
 
@@ -118,4 +124,94 @@ fn renamed_moved_and_touched_everything_is_as_it_was() {
         let args = ["run", "other/small.toml", "--until", "encode", "--cache", "cache", "--threads", "1"];
         sandbox.pipeline(&args).expect(0).says(&["nothing to do"]);
     }
+}
+
+/// Writes picture `n`, of which no two are alike; its sample id.
+fn draw(sandbox: &Sandbox, n: u32, shade: u8) -> String {
+    let path = sandbox.path(format!("pictures/{n:04}.bmp"));
+    RgbImage::from_fn(64, 64, |x, y| Rgb([(x * n) as u8, (y + n / 256) as u8, shade])).save(&path).expect("a picture");
+    Digest::of_bytes(&fs_err::read(path).expect("a file")).to_string()[..16].to_owned()
+}
+
+/// Samples whose latents a killed `encode` left whole.
+fn saved(sandbox: &Sandbox) -> BTreeSet<String> {
+    let keys = fs_err::read_dir(sandbox.path(".pipeline/work/encode")).into_iter().flatten().flatten();
+    let files = keys.filter_map(|key| fs_err::read_dir(key.path().join("scratch/latents")).ok()).flatten().flatten();
+    let whole = files.map(|file| file.path()).filter(|path| {
+        path.file_stem().and_then(|stem| stem.to_str()).is_some_and(|stem| stem.parse::<Digest>().is_ok())
+    });
+    whole
+        .flat_map(|path| {
+            let table = TableReader::open(&path).expect("a whole file");
+            table.rows::<LatentInfo>().map(|row| row.expect("a row").1.sample_id).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+#[test]
+fn of_a_thousand_items_a_kill_one_more_one_less_and_one_changed_leave_the_rest() {
+    let sandbox = Sandbox::new();
+    fs_err::create_dir_all(sandbox.path("pictures")).expect("a folder");
+    let mut ids: Vec<String> = (0..1000).map(|n| draw(&sandbox, n, 7)).collect();
+    let metadata = |numbers: &mut dyn Iterator<Item = usize>| {
+        let line = |n: usize| format!("{{\"file_name\": \"{n:04}.bmp\", \"text\": \"a disc\"}}\n");
+        sandbox.write("pictures/metadata.jsonl", &numbers.map(line).collect::<String>());
+    };
+    metadata(&mut (0..1000));
+    sandbox.write("small.toml", &recipe("pictures", &tiny_flux().to_string_lossy()));
+    sandbox.pipeline(&["run", "small.toml", "--until", "ingest"]).expect(0);
+
+    let mut runner = sandbox.command(&[ENCODE, &["--threads", "1"]].concat());
+    let mut runner = runner.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a started runner");
+    let deadline = Instant::now() + Duration::from_mins(5);
+    while saved(&sandbox).len() < 700 {
+        assert!(
+            Instant::now() < deadline && runner.try_wait().expect("a child").is_none(),
+            "it ended before it was killed"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    kill_tree(runner.id());
+    runner.wait().expect("an ended runner");
+    let saved = saved(&sandbox);
+    assert!((700..1000).contains(&saved.len()), "{}", saved.len());
+
+    // One less and one changed among those that were saved, and one more.
+    let mut among = (0..1000).filter(|n| saved.contains(&ids[*n]));
+    let (gone, changed) = (among.next().expect("a saved one"), among.next().expect("another"));
+    fs_err::remove_file(sandbox.path(format!("pictures/{gone:04}.bmp"))).expect("a file");
+    ids[changed] = draw(&sandbox, changed as u32, 8);
+    draw(&sandbox, 1000, 7);
+    metadata(&mut (0..=1000).filter(|n| *n != gone));
+    sandbox.pipeline(ENCODE).expect(0);
+    assert_eq!(new(&sandbox).0, 1000 - saved.len() as u64 + 2);
+    for _ in 0..2 {
+        sandbox.pipeline(ENCODE).expect(0).says(&["nothing to do"]);
+    }
+    let digest = |sandbox: &Sandbox| manifest(sandbox, "encode")["digest"].clone();
+    let continued = digest(&sandbox);
+    sandbox.pipeline(&[ENCODE, &["--cache", "fresh"]].concat()).expect(0);
+    assert_eq!(continued, digest(&sandbox), "as if nothing had happened");
+}
+
+/// The model and the data are gone, the cache is elsewhere: every stage is still cached, and says so.
+#[test]
+fn a_moved_cache_answers_without_pictures_and_model() {
+    let sandbox = world();
+    sandbox.pipeline(&["run", "small.toml"]).expect(0);
+    for name in ["pictures", "model"] {
+        fs_err::remove_dir_all(sandbox.path(name)).expect("a folder");
+    }
+    fs_err::rename(sandbox.path(".pipeline"), sandbox.path("cache")).expect("a renamed folder");
+    let there = ["small.toml", "--cache", "cache"];
+    sandbox.pipeline(&[&["run"], &there[..]].concat()).expect(0).says(&[
+        "nothing to do: all 5 stages are cached",
+        "/pictures` is not there",
+        "/model` is not there",
+    ]);
+    let more = ["--set", "bucket.where=width > 1"];
+    sandbox.pipeline(&[&["run"], &there[..], &more, &["--until", "bucket"]].concat()).expect(0).says(&["1 made"]);
+    // Drawing needs the model, and says so.
+    let needs = ["--force", "generate"];
+    sandbox.pipeline(&[&["run"], &there[..], &needs].concat()).expect(4).says(&["`generate` must run", "/model`"]);
 }

@@ -89,3 +89,29 @@ fn every_source_row_has_one_fate() {
     assert!(text.ends_with("s\n;\nn\n4\n") && text.starts_with("sample_id"), "{text}");
     sql(&sandbox, &[]).expect(0).says(&["ledger sample_id, source, state, stage, reason, detail", "stage_runs"]);
 }
+
+#[test]
+fn a_condition_of_the_recipe_holds_samples_back_and_encodes_nothing_again() {
+    let sandbox = small();
+    sandbox.pipeline(&["run", "small.toml", "--until", "bucket"]).expect(0);
+    let text = recipe("pictures", &tiny_flux().to_string_lossy());
+    let condition = "where = \"caption not like '%number 3' and source <> '05.png' and scale <= 1\"";
+    sandbox.write("small.toml", &text.replace("[bucket]\n", &format!("[bucket]\n{condition}\n")));
+    sandbox
+        .pipeline(&["plan", "small.toml", "--until", "bucket"])
+        .expect(0)
+        .says(&["2 samples held back", "small.toml:13"]);
+    sandbox.pipeline(&["run", "small.toml", "--until", "train"]).expect(0).says(&["2 made, 2 cached", "2 held back"]);
+    let held = "select s.source, h.reason from held h join samples s using (sample_id) order by 1";
+    let said = csv(&sandbox, held);
+    assert_eq!(said.lines().count(), 3, "{said}");
+    assert!(said.contains("03.png,") && said.contains("05.png,") && said.contains("not where caption"), "{said}");
+    let fates = "select state, coalesce(stage, '-') stage, count(*) n from ledger group by 1, 2 order by 1, 2";
+    assert_eq!(csv(&sandbox, fates), "state,stage,n\nheld,bucket,2\nkept,-,10\n");
+    let trained = "select count(distinct sample_id) n from losses";
+    assert_eq!(csv(&sandbox, trained), "n\n10\n");
+
+    sandbox.write("small.toml", &text.replace("[bucket]\n", "[bucket]\nwhere = \"capton = ''\"\n"));
+    let wrong = ["no column `capton`", "did you mean `caption`?", "small.toml:13"];
+    sandbox.pipeline(&["plan", "small.toml"]).expect(3).says(&wrong);
+}

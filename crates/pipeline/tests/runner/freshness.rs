@@ -179,6 +179,46 @@ fn absent_sources_are_taken_as_they_were_and_only_they() {
     assert_eq!(forge.ran(), Vec::<String>::new());
 }
 
+/// Sets the time of every file below a folder.
+fn set_times(folder: &std::path::Path, time: std::time::SystemTime) {
+    for entry in fs_err::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.symlink_metadata().unwrap() {
+            meta if meta.is_dir() => set_times(&path, time),
+            meta if meta.is_file() => fs_err::File::open(&path).unwrap().file().set_modified(time).unwrap(),
+            _ => {}
+        }
+    }
+}
+
+/// As if the clock had been years ahead, or had started in 1970, when any file was written.
+#[test]
+fn a_clock_that_jumps_makes_nothing_stale_and_nothing_fresh() {
+    let forge = Forge::new();
+    forge.good(RUN);
+    forge.ran();
+    let now = forge.path("sword.toml").metadata().unwrap().modified().unwrap();
+    let years = Duration::from_hours(10 * 365 * 24);
+    for (number, time) in [now + years, std::time::UNIX_EPOCH, now].into_iter().enumerate() {
+        for folder in [".pipeline", "mine", "bin"] {
+            set_times(&forge.path(folder), time);
+        }
+        for _ in 0..2 {
+            assert!(forge.good(RUN).out.contains("nothing to do"));
+            assert_eq!(forge.ran(), Vec::<String>::new(), "{number}");
+        }
+        // Same size, and the time that it had.
+        forge.write("mine/a.txt", &format!("roc{number}"));
+        set_times(&forge.path("mine"), time);
+        forge.good(RUN);
+        assert_eq!(forge.ran()[0], "dig", "{number}");
+        assert_eq!(
+            forge.good(&["gc", "--older-than", "1d", "--keep-runs", "9", "--json"]).out.matches("\"key\"").count(),
+            0
+        );
+    }
+}
+
 #[test]
 fn a_changed_training_recipe_is_seen_though_the_data_is_gone() {
     let forge = Forge::new();
