@@ -4,6 +4,7 @@ mod architecture;
 mod clips;
 mod errors;
 mod examples;
+mod keys;
 mod mini;
 mod project;
 mod ranks;
