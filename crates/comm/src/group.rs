@@ -5,13 +5,14 @@
 //! [go without](Group::trust).
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
 use torch::distributed::{self, Reduction, Work};
 
 use crate::error::{Error, Result};
+use crate::trace::Trace;
 
 /// Who this rank is in a group.
 #[derive(Debug, Clone)]
@@ -40,6 +41,7 @@ pub struct Group {
     timeout: Duration,
     calls: AtomicU64,
     checked: AtomicBool,
+    trace: Arc<Trace>,
 }
 
 /// A collective under way; its tensors are settled after [`Pending::wait`].
@@ -50,12 +52,15 @@ pub struct Pending {
     member: Member,
     call: String,
     timeout: Duration,
+    /// Comes before it.
+    before: Option<Box<Pending>>,
 }
 
 impl Pending {
     /// Until it is done on this rank.
     pub fn wait(self) -> Result<()> {
-        let Self { work, member, call, timeout } = self;
+        let Self { work, member, call, timeout, before } = self;
+        before.map_or(Ok(()), |before| before.wait())?;
         work.map_or(Ok(()), |work| work.wait(timeout)).map_err(|error| member.lost(&call, &error))
     }
 }
@@ -64,12 +69,21 @@ impl Pending {
 type Note = [i64; 5];
 
 /// Names of calls, by their first number in a [`Note`].
-const CALLS: [&str; 6] = ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier"];
+const CALLS: [&str; 8] =
+    ["all_reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier", "send", "receive"];
+/// Places in [`CALLS`].
+const SEND: usize = 6;
+const RECEIVE: usize = 7;
 
 impl Group {
-    pub(crate) fn new(member: Member, backend: Option<distributed::Group>, timeout: Duration) -> Self {
+    pub(crate) fn new(
+        member: Member,
+        backend: Option<distributed::Group>,
+        timeout: Duration,
+        trace: Arc<Trace>,
+    ) -> Self {
         let backend = backend.map(Mutex::new);
-        Self { member, backend, timeout, calls: AtomicU64::new(0), checked: AtomicBool::new(true) }
+        Self { member, backend, timeout, calls: AtomicU64::new(0), checked: AtomicBool::new(true), trace }
     }
 
     /// Members.
@@ -94,7 +108,7 @@ impl Group {
 
     /// `tensor` becomes the reduction of all members' tensors.
     pub fn all_reduce(&self, tensor: &Tensor, reduction: Reduction) -> Result<Pending> {
-        self.start([0, reduction as i64, kind_number(tensor), tensor.numel() as i64, 0], |backend| {
+        self.start(tensor, [0, reduction as i64, kind_number(tensor), tensor.numel() as i64, 0], |backend| {
             backend.all_reduce(tensor, reduction)
         })
     }
@@ -102,7 +116,7 @@ impl Group {
     /// `tensor` becomes that of member `root`.
     pub fn broadcast(&self, tensor: &Tensor, root: usize) -> Result<Pending> {
         self.must(root < self.size(), "broadcast", || format!("there is no member {root} of {}", self.size()))?;
-        self.start([1, root as i64, kind_number(tensor), tensor.numel() as i64, 0], |backend| {
+        self.start(tensor, [1, root as i64, kind_number(tensor), tensor.numel() as i64, 0], |backend| {
             backend.broadcast(tensor, root)
         })
     }
@@ -114,7 +128,7 @@ impl Group {
             copy(output, input)?;
         }
         let (to, from) = (output.f_view(-1)?, input.f_view(-1)?);
-        self.start([2, 0, kind_number(input), input.numel() as i64, 0], |backend| backend.all_gather(&to, &from))
+        self.start(input, [2, 0, kind_number(input), input.numel() as i64, 0], |backend| backend.all_gather(&to, &from))
     }
 
     /// `output` becomes this member's share of the sum of all inputs.
@@ -124,7 +138,9 @@ impl Group {
             copy(output, input)?;
         }
         let (to, from) = (output.f_view(-1)?, input.f_view(-1)?);
-        self.start([3, 0, kind_number(input), input.numel() as i64, 0], |backend| backend.reduce_scatter(&to, &from))
+        self.start(input, [3, 0, kind_number(input), input.numel() as i64, 0], |backend| {
+            backend.reduce_scatter(&to, &from)
+        })
     }
 
     /// Row ranges of `input` go to the members, `sent[i]` rows to member i; `output` collects `received[i]` rows from each.
@@ -140,26 +156,93 @@ impl Group {
             copy(output, input)?;
         }
         let width = input.size().iter().skip(1).product();
-        self.start([4, width, kind_number(input), 0, 0], |backend| backend.all_to_all(output, input, received, sent))
+        self.start(input, [4, width, kind_number(input), 0, 0], |backend| {
+            backend.all_to_all(output, input, received, sent)
+        })
     }
 
     /// Done when every member has come.
     pub fn barrier(&self) -> Result<()> {
-        self.start([5, 0, 0, 0, 0], distributed::Group::barrier)?.wait()
+        self.start(&Tensor::f_empty([0], (Kind::Uint8, Device::Cpu))?, [5, 0, 0, 0, 0], distributed::Group::barrier)?
+            .wait()
     }
 
-    fn start(&self, mut note: Note, call: impl FnOnce(&distributed::Group) -> torch::Result<Work>) -> Result<Pending> {
+    /// `tensor` goes to member `to`, which [receives](Self::receive) it. Not a call of the whole group: only the two take part,
+    /// and what one sends the other must come in the order in which it is received.
+    pub fn send(&self, tensor: &Tensor, to: usize) -> Result<Pending> {
+        let backend = self.between("send", to)?;
+        let name = format!("send to member {to}");
+        let lost = |error: torch::Error| self.member.lost(&name, &error);
+        // The receiver holds the note against what it expects; the sender need not wait for it.
+        let before = if self.checked.load(Ordering::Relaxed) {
+            let note = Tensor::f_from_slice(&[kind_number(tensor), tensor.numel() as i64])?;
+            Some(Box::new(self.pending(&name, Some(backend.send(&note, to).map_err(lost)?), None)))
+        } else {
+            None
+        };
+        self.trace.note(CALLS[SEND], self.size(), bytes(tensor));
+        let work = backend.send(tensor, to).map_err(lost)?;
+        Ok(self.pending(&name, Some(work), before))
+    }
+
+    /// `tensor` becomes what member `from` [sends](Self::send).
+    pub fn receive(&self, tensor: &Tensor, from: usize) -> Result<Pending> {
+        let backend = self.between("receive", from)?;
+        let name = format!("receive from member {from}");
+        let lost = |error: torch::Error| self.member.lost(&name, &error);
+        if self.checked.load(Ordering::Relaxed) {
+            let note = Tensor::f_zeros([2], (Kind::Int64, Device::Cpu))?;
+            backend.receive(&note, from).and_then(|work| work.wait(self.timeout)).map_err(lost)?;
+            let sent = Vec::<i64>::try_from(note)?;
+            let told = |kind: i64, count: i64| {
+                format!(
+                    "{count} {}",
+                    KINDS.get(kind as usize).map_or_else(|| "?".to_owned(), |kind| format!("{kind:?}"))
+                )
+            };
+            if sent != [kind_number(tensor), tensor.numel() as i64] {
+                let Member { rank, world, ref ranks, .. } = self.member;
+                let (sent, wanted) = (told(sent[0], sent[1]), told(kind_number(tensor), tensor.numel() as i64));
+                let calls = format!("rank {} sends {sent}; rank {rank} receives {wanted}", ranks[from]);
+                return Err(Error::Mismatch { rank, world, calls });
+            }
+        }
+        self.trace.note(CALLS[RECEIVE], self.size(), bytes(tensor));
+        let work = backend.receive(tensor, from).map_err(lost)?;
+        Ok(self.pending(&name, Some(work), None))
+    }
+
+    /// The backend, for a call with one other member.
+    fn between(&self, call: &str, other: usize) -> Result<std::sync::MutexGuard<'_, distributed::Group>> {
+        self.must(other < self.size() && other != self.index(), call, || format!("there is no other member {other}"))?;
+        let backend = self.backend.as_ref().map(|backend| backend.lock().unwrap_or_else(PoisonError::into_inner));
+        backend.ok_or_else(|| {
+            let Member { rank, world, .. } = self.member;
+            Error::Call { rank, world, call: call.to_owned(), reason: "a single rank".to_owned() }
+        })
+    }
+
+    fn pending(&self, call: &str, work: Option<Work>, before: Option<Box<Pending>>) -> Pending {
+        Pending { work, member: self.member.clone(), call: call.to_owned(), timeout: self.timeout, before }
+    }
+
+    fn start(
+        &self,
+        input: &Tensor,
+        mut note: Note,
+        call: impl FnOnce(&distributed::Group) -> torch::Result<Work>,
+    ) -> Result<Pending> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let name = format!("{} {number}", CALLS[note[0] as usize]);
-        let pending = |work| Pending { work, member: self.member.clone(), call: name.clone(), timeout: self.timeout };
-        let Some(backend) = &self.backend else { return Ok(pending(None)) };
+        let Some(backend) = &self.backend else { return Ok(self.pending(&name, None, None)) };
+        self.trace.note(CALLS[note[0] as usize], self.size(), bytes(input));
         let backend = backend.lock().unwrap_or_else(PoisonError::into_inner);
         if self.checked.load(Ordering::Relaxed) {
             note[4] = number as i64;
             self.compare(&backend, &note)?;
         }
         let work = call(&backend).map_err(|error| self.member.lost(&name, &error))?;
-        Ok(pending(Some(work)))
+        Ok(self.pending(&name, Some(work), None))
     }
 
     /// Fails on every member unless all are about to make the same call.
@@ -219,6 +302,10 @@ const KINDS: [Kind; 9] = [
 
 fn kind_number(tensor: &Tensor) -> i64 {
     KINDS.iter().position(|kind| *kind == tensor.kind()).map_or(-1, |place| place as i64)
+}
+
+fn bytes(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
 }
 
 fn copy(to: &Tensor, from: &Tensor) -> Result<()> {

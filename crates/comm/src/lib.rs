@@ -8,9 +8,11 @@ mod group;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod world;
 
 pub use error::{Error, Result};
 pub use group::{Group, Pending};
 pub use torch::distributed::Reduction;
+pub use trace::{Call, Trace};
 pub use world::World;

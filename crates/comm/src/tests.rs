@@ -212,3 +212,62 @@ fn a_rank_that_hangs_is_noticed_within_the_time_out() {
     });
     assert!(told[0].as_ref().unwrap().as_ref().unwrap_err().is_loss(), "{told:?}");
 }
+
+#[test]
+fn what_is_sent_is_received() {
+    everywhere(|world, size, kind| {
+        let group = world.everyone().unwrap();
+        let (own, members) = (group.index(), group.size());
+        let far = |by: usize| (own + by) % members;
+        if members == 1 {
+            assert!(group.send(&values(0, size, kind), 0).unwrap_err().to_string().contains("no other member 0"));
+            return;
+        }
+        // Round a ring, twice at once: messages between two ranks keep their order.
+        let twice = [0, 1].map(|n| {
+            let coming = zeros(size + n, kind);
+            let sent = group.send(&values(own, size + n, kind), far(1)).unwrap();
+            (coming, sent)
+        });
+        for (n, (coming, sent)) in (0..).zip(twice) {
+            group.receive(&coming, far(members - 1)).unwrap().wait().unwrap();
+            sent.wait().unwrap();
+            assert_equal(&coming, &values(far(members - 1), size + n, kind));
+        }
+    });
+}
+
+#[test]
+fn a_message_of_another_size_is_an_error_where_it_arrives() {
+    let over = std::sync::Barrier::new(2);
+    let told = ranks(2, LONG, |world| {
+        let group = world.everyone().unwrap();
+        let (sent, text) = match world.rank() {
+            // Never taken.
+            0 => (Some(group.send(&zeros(3, Kind::Float), 1).unwrap()), String::new()),
+            _ => (None, group.receive(&zeros(4, Kind::Double), 0).unwrap_err().to_string()),
+        };
+        over.wait();
+        drop(sent);
+        text
+    });
+    assert_eq!(
+        told[1],
+        "rank 1 of 2: the ranks do not make the same call: rank 0 sends 3 Float; rank 1 receives 4 Double"
+    );
+}
+
+#[test]
+fn calls_are_recorded_while_asked_for() {
+    let calls = ranks(2, LONG, |world| {
+        let group = world.everyone().unwrap();
+        group.barrier().unwrap();
+        world.trace().begin();
+        group.all_reduce(&zeros(5, Kind::Double), Reduction::Sum).unwrap().wait().unwrap();
+        let calls = world.trace().end();
+        group.barrier().unwrap();
+        assert_eq!(world.trace().end(), []);
+        calls
+    });
+    assert_eq!(calls[1], [crate::Call { name: "all_reduce", members: 2, bytes: 40 }]);
+}

@@ -10,6 +10,7 @@ use torch::distributed::{self, Store};
 
 use crate::error::{Error, Result};
 use crate::group::{Group, Member};
+use crate::trace::Trace;
 
 /// This rank among all of them.
 pub struct World {
@@ -17,6 +18,7 @@ pub struct World {
     meeting: Option<Meeting>,
     timeout: Duration,
     groups: Mutex<BTreeMap<Vec<usize>, Arc<Group>>>,
+    trace: Arc<Trace>,
 }
 
 struct Meeting {
@@ -30,7 +32,13 @@ struct Meeting {
 impl World {
     /// One rank; everything it asks of the others costs nothing.
     pub fn alone() -> Self {
-        Self { launch: Launch::alone(), meeting: None, timeout: Duration::MAX, groups: Mutex::default() }
+        Self {
+            launch: Launch::alone(),
+            meeting: None,
+            timeout: Duration::MAX,
+            groups: Mutex::default(),
+            trace: Arc::default(),
+        }
     }
 
     /// Meets the other ranks of `launch`; neither this nor any later collective takes longer than `timeout`.
@@ -60,7 +68,7 @@ impl World {
         }
         let address = own_address(&place.host, place.port);
         let meeting = Some(Meeting { _root: root, store, address });
-        Ok(Self { launch: launch.clone(), meeting, timeout, groups: Mutex::default() })
+        Ok(Self { launch: launch.clone(), meeting, timeout, groups: Mutex::default(), trace: Arc::default() })
     }
 
     /// This rank, from 0.
@@ -105,9 +113,14 @@ impl World {
                 Some(made.map_err(|error| member.lost("joining a group", &error))?)
             }
         };
-        let group = Arc::new(Group::new(member, backend, self.timeout));
+        let group = Arc::new(Group::new(member, backend, self.timeout, Arc::clone(&self.trace)));
         groups.insert(ranks.to_vec(), Arc::clone(&group));
         Ok(group)
+    }
+
+    /// Where the calls of all groups can be recorded.
+    pub fn trace(&self) -> &Trace {
+        &self.trace
     }
 
     /// Ends checked mode in all groups made so far, on all ranks at the same point.

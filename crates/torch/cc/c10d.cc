@@ -107,6 +107,18 @@ Work* shim_all_to_all(Group* group, Handle output, Handle input, const int64_t* 
     return (*group)->alltoall_base(*output, *input, to, from);
   });
 }
+Work* shim_send(Group* group, Handle tensor, int to) {
+  return started([&] {
+    std::vector<at::Tensor> tensors{*tensor};
+    return (*group)->send(tensors, to, 0);
+  });
+}
+Work* shim_receive(Group* group, Handle tensor, int from) {
+  return started([&] {
+    std::vector<at::Tensor> tensors{*tensor};
+    return (*group)->recv(tensors, from, 0);
+  });
+}
 Work* shim_barrier(Group* group) {
   return started([&] { return (*group)->barrier(); });
 }

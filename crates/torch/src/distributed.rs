@@ -190,6 +190,20 @@ impl Group {
         })
     }
 
+    /// `tensor` goes to member `to`, which [receives](Self::receive) it; calls between two members come in one order.
+    pub fn send(&self, tensor: &Tensor, to: usize) -> Result<Work> {
+        contiguous(tensor)?;
+        // SAFETY: as in `all_reduce`.
+        Work::made(unsafe { ffi::shim_send(self.0.as_ptr(), ffi::handle(tensor), to as c_int) })
+    }
+
+    /// `tensor` becomes what member `from` sends.
+    pub fn receive(&self, tensor: &Tensor, from: usize) -> Result<Work> {
+        contiguous(tensor)?;
+        // SAFETY: as in `all_reduce`.
+        Work::made(unsafe { ffi::shim_receive(self.0.as_ptr(), ffi::handle(tensor), from as c_int) })
+    }
+
     /// Completes when every member has come.
     pub fn barrier(&self) -> Result<Work> {
         // SAFETY: a live group.

@@ -80,6 +80,8 @@ unsafe extern "C" {
         sent: *const i64,
         n: usize,
     ) -> *mut COpaque;
+    pub(crate) fn shim_send(group: *mut COpaque, tensor: Handle, to: c_int) -> *mut COpaque;
+    pub(crate) fn shim_receive(group: *mut COpaque, tensor: Handle, from: c_int) -> *mut COpaque;
     pub(crate) fn shim_barrier(group: *mut COpaque) -> *mut COpaque;
     pub(crate) fn shim_work_wait(work: *mut COpaque, timeout: i64) -> c_int;
     pub(crate) fn shim_work_free(work: *mut COpaque);
