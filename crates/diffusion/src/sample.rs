@@ -99,7 +99,7 @@ mod tests {
         fn embed(&self, inputs: &Inputs) -> nn::Result<State> {
             let sigma = inputs.sigma.view([-1, 1]);
             let stream = vec![inputs.latents.shallow_clone(), inputs.conditions["c"].shallow_clone(), sigma];
-            Ok(State { stream, shared: vec![], latent_size: vec![] })
+            Ok(State { stream, shared: vec![], by_token: vec![], latent_size: vec![] })
         }
 
         fn blocks(&self) -> &[SharedBlock] {

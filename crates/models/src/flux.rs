@@ -5,8 +5,9 @@
 
 use std::sync::Arc;
 
+use nn::attention::SelfAttention;
 use nn::timestep::Sinusoidal;
-use nn::{Block, Builder, Inputs, LayerNorm, Linear, RmsNorm, SharedBlock, State, Transformer, attention, rotary};
+use nn::{Block, Builder, Columns, Inputs, LayerNorm, Linear, RmsNorm, SharedBlock, State, Transformer, rotary};
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
 
@@ -152,12 +153,6 @@ fn rotary_table(axes: &[i64], text: i64, rows: i64, columns: i64, device: Device
     Ok(Tensor::f_stack(&[angles.f_cos()?, angles.f_sin()?], -1)?.f_to_kind(Kind::Float)?.f_to_device(device)?)
 }
 
-/// Attention over [B, T, H, K] to [B, T, D].
-fn attend(q: &Tensor, k: &Tensor, v: &Tensor, table: &Tensor) -> nn::Result<Tensor> {
-    let (q, k) = (rotary::turn(q, table)?.f_transpose(1, 2)?, rotary::turn(k, table)?.f_transpose(1, 2)?);
-    attention::merge_heads(&attention::scaled_dot_product(&q, &k, &v.f_transpose(1, 2)?, None, None)?)
-}
-
 // -------------------------------------------------------------------------------------------------------------- blocks
 
 /// Shift, scale and gate from the time vector (Peebles and Xie 2023, adaLN-Zero).
@@ -169,7 +164,7 @@ struct Modulation {
 
 impl Modulation {
     fn new(b: &Builder, width: i64, parts: i64) -> Result<Self> {
-        Ok(Self { linear: b.pp("linear").linear(width, parts * width, true)?, parts })
+        Ok(Self { linear: b.pp("linear").joined(width, parts * width, true)?, parts })
     }
 
     /// `parts` tensors [B, 1, D] from the activated time vector.
@@ -184,55 +179,50 @@ fn modulate(x_btd: &Tensor, shift: &Tensor, scale: &Tensor) -> nn::Result<Tensor
     Ok(shift.f_addcmul(&normal, &scale.f_add_scalar(1.0)?)?)
 }
 
-/// Queries, keys and values of one stream, normalised by head.
+/// Queries and keys are normalised head by head.
 #[derive(Debug)]
-struct Projections {
-    q: Linear,
-    k: Linear,
-    v: Linear,
-    norm_q: RmsNorm,
-    norm_k: RmsNorm,
-    heads: i64,
+struct HeadNorms {
+    q: RmsNorm,
+    k: RmsNorm,
+    width: i64,
 }
 
-impl Projections {
-    fn new(c: &Config, b: &Builder, [q, k, v, norm_q, norm_k]: [&str; 5]) -> Result<Self> {
-        let width = c.width();
-        Ok(Self {
-            q: b.pp(q).linear(width, width, true)?,
-            k: b.pp(k).linear(width, width, true)?,
-            v: b.pp(v).linear(width, width, true)?,
-            norm_q: b.pp(norm_q).torch_rms_norm(c.attention_head_dim, EPS)?,
-            norm_k: b.pp(norm_k).torch_rms_norm(c.attention_head_dim, EPS)?,
-            heads: c.num_attention_heads,
-        })
+impl HeadNorms {
+    fn new(c: &Config, b: &Builder, [q, k]: [&str; 2]) -> Result<Self> {
+        let width = c.attention_head_dim;
+        Ok(Self { q: b.pp(q).torch_rms_norm(width, EPS)?, k: b.pp(k).torch_rms_norm(width, EPS)?, width })
     }
 
-    /// Each [B, T, H, K].
-    fn forward(&self, x_btd: &Tensor) -> nn::Result<[Tensor; 3]> {
-        let (b, t, _) = x_btd.size3()?;
-        let heads = |layer: &Linear| Ok::<_, nn::Error>(layer.forward(x_btd)?.f_view([b, t, self.heads, -1])?);
-        Ok([self.norm_q.forward(&heads(&self.q)?)?, self.norm_k.forward(&heads(&self.k)?)?, heads(&self.v)?])
+    /// [B, T, D] to [B, T, H, K] each.
+    fn forward(&self, [q, k, v]: [&Tensor; 3]) -> nn::Result<[Tensor; 3]> {
+        let heads = |x: &Tensor| x.f_unflatten(2, [-1, self.width]);
+        Ok([self.q.forward(&heads(q)?)?, self.k.forward(&heads(k)?)?, heads(v)?])
     }
+}
+
+/// Attention over [B, T, H, K] to [B, T, D], queries and keys turned by `table`.
+fn attend(attention: &SelfAttention, [q, k, v]: [&Tensor; 3], table: &Tensor) -> nn::Result<Tensor> {
+    attention.forward(&rotary::turn(q, table)?, &rotary::turn(k, table)?, v)
 }
 
 /// Linear to four times the width, GELU (tanh form), linear back.
 #[derive(Debug)]
 struct FeedForward {
-    proj: Linear,
+    proj: Columns<1>,
     out: Linear,
 }
 
 impl FeedForward {
     fn new(b: &Builder, width: i64) -> Result<Self> {
         Ok(Self {
-            proj: b.pp("net.0.proj").linear(width, 4 * width, true)?,
-            out: b.pp("net.2").linear(4 * width, width, true)?,
+            proj: b.columns(width, [("net.0.proj", 4 * width)], true)?,
+            out: b.pp("net.2").rows(&[4 * width], width, true)?,
         })
     }
 
     fn forward(&self, x: &Tensor) -> nn::Result<Tensor> {
-        self.out.forward(&self.proj.forward(x)?.f_gelu("tanh")?)
+        let [y] = self.proj.forward(x)?;
+        self.out.forward(&y.f_gelu("tanh")?)
     }
 }
 
@@ -241,8 +231,9 @@ impl FeedForward {
 struct DoubleBlock {
     norm1: Modulation,
     norm1_context: Modulation,
-    image: Projections,
-    text: Projections,
+    image: (Columns<3>, HeadNorms),
+    text: (Columns<3>, HeadNorms),
+    attention: SelfAttention,
     to_out: Linear,
     to_add_out: Linear,
     ff: FeedForward,
@@ -252,17 +243,17 @@ struct DoubleBlock {
 impl DoubleBlock {
     fn new(c: &Config, b: &Builder) -> Result<Self> {
         let (width, attn) = (c.width(), b.pp("attn"));
+        let projections = |paths: [&str; 3], norms: [&str; 2]| -> Result<(Columns<3>, HeadNorms)> {
+            Ok((attn.columns(width, paths.map(|path| (path, width)), true)?, HeadNorms::new(c, &attn, norms)?))
+        };
         Ok(Self {
             norm1: Modulation::new(&b.pp("norm1"), width, 6)?,
             norm1_context: Modulation::new(&b.pp("norm1_context"), width, 6)?,
-            image: Projections::new(c, &attn, ["to_q", "to_k", "to_v", "norm_q", "norm_k"])?,
-            text: Projections::new(
-                c,
-                &attn,
-                ["add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k"],
-            )?,
-            to_out: attn.pp("to_out.0").linear(width, width, true)?,
-            to_add_out: attn.pp("to_add_out").linear(width, width, true)?,
+            image: projections(["to_q", "to_k", "to_v"], ["norm_q", "norm_k"])?,
+            text: projections(["add_q_proj", "add_k_proj", "add_v_proj"], ["norm_added_q", "norm_added_k"])?,
+            attention: attn.self_attention(c.num_attention_heads)?,
+            to_out: attn.pp("to_out.0").rows(&[width], width, true)?,
+            to_add_out: attn.pp("to_add_out").rows(&[width], width, true)?,
             ff: FeedForward::new(&b.pp("ff"), width)?,
             ff_context: FeedForward::new(&b.pp("ff_context"), width)?,
         })
@@ -275,11 +266,14 @@ impl Block for DoubleBlock {
         // One use of the shared vector, so that its gradient is summed in the same order when activations are recomputed.
         let vector = &vector.f_alias()?;
         let (m, c) = (self.norm1.forward(vector)?, self.norm1_context.forward(vector)?);
-        let [image_q, image_k, image_v] = self.image.forward(&modulate(image, &m[0], &m[1])?)?;
-        let [text_q, text_k, text_v] = self.text.forward(&modulate(text, &c[0], &c[1])?)?;
-        let join = |text: Tensor, image: Tensor| Tensor::f_cat(&[text, image], 1);
-        let out = attend(&join(text_q, image_q)?, &join(text_k, image_k)?, &join(text_v, image_v)?, table)?;
-        let parts = out.f_split_with_sizes([text.size()[1], image.size()[1]], 1)?;
+        let project = |x: &Tensor, m: &[Tensor], (columns, norms): &(Columns<3>, HeadNorms)| {
+            let [q, k, v] = columns.forward(&modulate(x, &m[0], &m[1])?)?;
+            norms.forward([&q, &k, &v])
+        };
+        let (ours, theirs) = (project(image, &m, &self.image)?, project(text, &c, &self.text)?);
+        let join = |i: usize| Tensor::f_cat(&[&theirs[i], &ours[i]], 1);
+        let out = attend(&self.attention, [&join(0)?, &join(1)?, &join(2)?], table)?;
+        let parts = out.f_split_with_sizes([theirs[0].size()[1], ours[0].size()[1]], 1)?;
 
         let finish = |x: &Tensor, m: &[Tensor], out: &Tensor, ff: &FeedForward| {
             let x = x.f_addcmul(&m[2], out)?;
@@ -309,8 +303,10 @@ impl Block for Join {
 #[derive(Debug)]
 struct SingleBlock {
     norm: Modulation,
-    attn: Projections,
-    proj_mlp: Linear,
+    /// Queries, keys, values, and the feed-forward's hidden channels.
+    projections: Columns<4>,
+    norms: HeadNorms,
+    attention: SelfAttention,
     proj_out: Linear,
 }
 
@@ -319,9 +315,14 @@ impl SingleBlock {
         let width = c.width();
         Ok(Self {
             norm: Modulation::new(&b.pp("norm"), width, 3)?,
-            attn: Projections::new(c, &b.pp("attn"), ["to_q", "to_k", "to_v", "norm_q", "norm_k"])?,
-            proj_mlp: b.pp("proj_mlp").linear(width, 4 * width, true)?,
-            proj_out: b.pp("proj_out").linear(5 * width, width, true)?,
+            projections: b.columns(
+                width,
+                [("attn.to_q", width), ("attn.to_k", width), ("attn.to_v", width), ("proj_mlp", 4 * width)],
+                true,
+            )?,
+            norms: HeadNorms::new(c, &b.pp("attn"), ["norm_q", "norm_k"])?,
+            attention: b.self_attention(c.num_attention_heads)?,
+            proj_out: b.pp("proj_out").rows(&[width, 4 * width], width, true)?,
         })
     }
 }
@@ -330,9 +331,9 @@ impl Block for SingleBlock {
     fn forward(&self, stream: &[Tensor], shared: &[Tensor]) -> nn::Result<Vec<Tensor>> {
         let (x, [vector, table]) = (&stream[0], two(shared));
         let m = self.norm.forward(vector)?;
-        let y = modulate(x, &m[0], &m[1])?;
-        let [q, k, v] = self.attn.forward(&y)?;
-        let both = Tensor::f_cat(&[attend(&q, &k, &v, table)?, self.proj_mlp.forward(&y)?.f_gelu("tanh")?], 2)?;
+        let [q, k, v, hidden] = self.projections.forward(&modulate(x, &m[0], &m[1])?)?;
+        let [q, k, v] = self.norms.forward([&q, &k, &v])?;
+        let both = Tensor::f_cat(&[attend(&self.attention, [&q, &k, &v], table)?, hidden.f_gelu("tanh")?], 2)?;
         Ok(vec![x.f_addcmul(&m[2], &self.proj_out.forward(&both)?)?])
     }
 }
@@ -358,6 +359,7 @@ impl Flux {
     /// Declares all parameters on `b`, in checkpoint order.
     pub fn new(config: Config, b: &Builder) -> Result<Self> {
         let width = config.width();
+        b.check_heads(config.num_attention_heads)?;
         let mut blocks: Vec<SharedBlock> = Vec::new();
         let time_text_embed = TimeTextEmbed::new(&config, &b.pp("time_text_embed"))?;
         let context_embedder = b.pp("context_embedder").linear(config.joint_attention_dim, width, true)?;
@@ -418,7 +420,8 @@ impl Transformer for Flux {
         let text = self.context_embedder.forward(&condition("t5")?)?;
         let image = self.x_embedder.forward(&pack(&inputs.latents.f_to_kind(kind)?)?)?;
         let table = rotary_table(&self.config.axes_dims_rope, text.size()[1], h / 2, w / 2, text.device())?;
-        Ok(State { stream: vec![text, image], shared: vec![vector.f_silu()?, table], latent_size: vec![h, w] })
+        let shared = vec![vector.f_silu()?, table];
+        Ok(State { stream: vec![text, image], shared, by_token: vec![1], latent_size: vec![h, w] })
     }
 
     fn blocks(&self) -> &[SharedBlock] {

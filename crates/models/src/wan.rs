@@ -7,10 +7,11 @@
 
 use std::sync::Arc;
 
+use nn::attention::SelfAttention;
 use nn::timestep::Sinusoidal;
 use nn::{
-    Block, Builder, Init, Inputs, LayerNorm, Linear, RmsNorm, Shared, SharedBlock, State, Transformer, attention,
-    rotary,
+    Block, Builder, Columns, Init, Inputs, LayerNorm, Linear, RmsNorm, Shared, SharedBlock, State, Transformer,
+    attention, rotary,
 };
 use serde::Deserialize;
 use tch::{Device, Kind, Tensor};
@@ -147,7 +148,7 @@ impl ConditionEmbedder {
         Ok(Self {
             frequencies: Sinusoidal::flow(c.freq_dim),
             time: pair(b.pp("time_embedder").in_f32(), c.freq_dim)?,
-            time_proj: b.pp("time_proj").linear(width, 6 * width, true)?,
+            time_proj: b.pp("time_proj").joined(width, 6 * width, true)?,
             text: pair(b.pp("text_embedder"), c.text_dim)?,
         })
     }
@@ -191,41 +192,79 @@ fn rotary_table(head: i64, [frames, rows, columns]: [i64; 3], device: Device) ->
 
 // -------------------------------------------------------------------------------------------------------------- blocks
 
-/// Attention with queries and keys normalised over all heads together.
+/// Queries and keys are normalised over all heads together.
 #[derive(Debug)]
-struct Attention {
-    to_q: Linear,
-    to_k: Linear,
-    to_v: Linear,
-    to_out: Linear,
-    norm_q: RmsNorm,
-    norm_k: RmsNorm,
-    heads: i64,
+struct Norms {
+    q: RmsNorm,
+    k: RmsNorm,
+    head: i64,
 }
 
-impl Attention {
+impl Norms {
+    fn new(c: &Config, b: &Builder) -> Result<Self> {
+        let norm = |path: &str| b.pp(path).torch_rms_norm_of_heads(c.width(), c.eps);
+        Ok(Self { q: norm("norm_q")?, k: norm("norm_k")?, head: c.attention_head_dim })
+    }
+
+    /// [B, T, D] to [B, T, H, K] each.
+    fn forward(&self, [q, k, v]: [&Tensor; 3]) -> nn::Result<[Tensor; 3]> {
+        let heads = |x: &Tensor| x.f_unflatten(2, [-1, self.head]);
+        Ok([heads(&self.q.forward(q)?)?, heads(&self.k.forward(k)?)?, heads(v)?])
+    }
+}
+
+/// Video tokens look at one another, turned by their places.
+#[derive(Debug)]
+struct VideoAttention {
+    to_qkv: Columns<3>,
+    norms: Norms,
+    attention: SelfAttention,
+    to_out: Linear,
+}
+
+impl VideoAttention {
     fn new(c: &Config, b: &Builder) -> Result<Self> {
         let width = c.width();
         Ok(Self {
-            to_q: b.pp("to_q").linear(width, width, true)?,
-            to_k: b.pp("to_k").linear(width, width, true)?,
-            to_v: b.pp("to_v").linear(width, width, true)?,
-            to_out: b.pp("to_out.0").linear(width, width, true)?,
-            norm_q: b.pp("norm_q").torch_rms_norm(width, c.eps)?,
-            norm_k: b.pp("norm_k").torch_rms_norm(width, c.eps)?,
-            heads: c.num_attention_heads,
+            to_qkv: b.columns(width, ["to_q", "to_k", "to_v"].map(|path| (path, width)), true)?,
+            attention: b.self_attention(c.num_attention_heads)?,
+            to_out: b.pp("to_out.0").rows(&[width], width, true)?,
+            norms: Norms::new(c, b)?,
         })
     }
 
-    /// [B, T, D] looking at `context` [B, S, D]; with a rotary table, both are turned.
-    fn forward(&self, x: &Tensor, context: &Tensor, table: Option<&Tensor>) -> nn::Result<Tensor> {
-        let heads = |y: Tensor| y.f_unflatten(2, [self.heads, -1]);
-        let mut q = heads(self.norm_q.forward(&self.to_q.forward(x)?)?)?;
-        let mut k = heads(self.norm_k.forward(&self.to_k.forward(context)?)?)?;
-        let v = heads(self.to_v.forward(context)?)?;
-        if let Some(table) = table {
-            (q, k) = (rotary::turn(&q, table)?, rotary::turn(&k, table)?);
-        }
+    /// [B, T, D] to the same shape.
+    fn forward(&self, x: &Tensor, table: &Tensor) -> nn::Result<Tensor> {
+        let [q, k, v] = self.to_qkv.forward(x)?;
+        let [q, k, v] = self.norms.forward([&q, &k, &v])?;
+        self.to_out.forward(&self.attention.forward(&rotary::turn(&q, table)?, &rotary::turn(&k, table)?, &v)?)
+    }
+}
+
+/// Video tokens look at the text.
+#[derive(Debug)]
+struct TextAttention {
+    to_q: Columns<1>,
+    to_kv: Columns<2>,
+    norms: Norms,
+    to_out: Linear,
+}
+
+impl TextAttention {
+    fn new(c: &Config, b: &Builder) -> Result<Self> {
+        let width = c.width();
+        Ok(Self {
+            to_q: b.columns(width, [("to_q", width)], true)?,
+            to_kv: b.columns_of_shared(width, [("to_k", width), ("to_v", width)], true)?,
+            to_out: b.pp("to_out.0").rows(&[width], width, true)?,
+            norms: Norms::new(c, b)?,
+        })
+    }
+
+    /// [B, T, D] looking at `text` [B, S, D].
+    fn forward(&self, x: &Tensor, text: &Tensor) -> nn::Result<Tensor> {
+        let ([q], [k, v]) = (self.to_q.forward(x)?, self.to_kv.forward(text)?);
+        let [q, k, v] = self.norms.forward([&q, &k, &v])?;
         let (q, k, v) = (q.f_transpose(1, 2)?, k.f_transpose(1, 2)?, v.f_transpose(1, 2)?);
         self.to_out.forward(&attention::merge_heads(&attention::scaled_dot_product(&q, &k, &v, None, None)?)?)
     }
@@ -234,10 +273,10 @@ impl Attention {
 /// Self-attention, attention to the text, feed-forward.
 #[derive(Debug)]
 struct WanBlock {
-    attn1: Attention,
-    attn2: Attention,
+    attn1: VideoAttention,
+    attn2: TextAttention,
     norm2: Option<LayerNorm>,
-    ffn: [Linear; 2],
+    ffn: (Columns<1>, Linear),
     scale_shift_table: Shared,
     plain: LayerNorm,
 }
@@ -246,13 +285,13 @@ impl WanBlock {
     fn new(c: &Config, b: &Builder) -> Result<Self> {
         let width = c.width();
         Ok(Self {
-            attn1: Attention::new(c, &b.pp("attn1"))?,
-            attn2: Attention::new(c, &b.pp("attn2"))?,
+            attn1: VideoAttention::new(c, &b.pp("attn1"))?,
+            attn2: TextAttention::new(c, &b.pp("attn2"))?,
             norm2: c.cross_attn_norm.then(|| b.pp("norm2").in_f32().layer_norm(width, c.eps, true)).transpose()?,
-            ffn: [
-                b.pp("ffn.net.0.proj").linear(width, c.ffn_dim, true)?,
-                b.pp("ffn.net.2").linear(c.ffn_dim, width, true)?,
-            ],
+            ffn: (
+                b.columns(width, [("ffn.net.0.proj", c.ffn_dim)], true)?,
+                b.pp("ffn.net.2").rows(&[c.ffn_dim], width, true)?,
+            ),
             scale_shift_table: table(b, 6, width)?,
             plain: LayerNorm::plain(width, c.eps),
         })
@@ -282,15 +321,15 @@ impl Block for WanBlock {
         let (text, time) = (shared[TEXT].f_alias()?, shared[TIME].f_to_kind(Kind::Float)?);
         let m = self.scale_shift_table.f_add(&time)?.f_chunk(6, 1)?;
         let y = modulate(&self.plain, x, &m[0], &m[1])?;
-        let x = gated(x, &self.attn1.forward(&y, &y, Some(&shared[ROTARY]))?, &m[2])?;
+        let x = gated(x, &self.attn1.forward(&y, &shared[ROTARY])?, &m[2])?;
         let y = match &self.norm2 {
             Some(norm) => norm.forward(&x.f_to_kind(Kind::Float)?)?.f_to_kind(x.kind())?,
             None => x.shallow_clone(),
         };
-        let x = x.f_add(&self.attn2.forward(&y, &text, None)?)?;
-        let [first, second] = &self.ffn;
-        let y = first.forward(&modulate(&self.plain, &x, &m[3], &m[4])?)?.f_gelu("tanh")?;
-        Ok(vec![gated(&x, &second.forward(&y)?, &m[5])?])
+        let x = x.f_add(&self.attn2.forward(&y, &text)?)?;
+        let (first, second) = &self.ffn;
+        let [y] = first.forward(&modulate(&self.plain, &x, &m[3], &m[4])?)?;
+        Ok(vec![gated(&x, &second.forward(&y.f_gelu("tanh")?)?, &m[5])?])
     }
 }
 
@@ -315,6 +354,7 @@ pub struct Wan {
 impl Wan {
     /// Declares all parameters on `b`, in checkpoint order.
     pub fn new(config: Config, b: &Builder) -> Result<Self> {
+        b.check_heads(config.num_attention_heads)?;
         let width = config.width();
         let scale_shift_table = table(b, 2, width)?;
         let patch_embedding = PatchEmbedding::new(&config, &b.pp("patch_embedding"))?;
@@ -360,7 +400,8 @@ impl Transformer for Wan {
         let text = self.condition_embedder.text(&text.f_to_kind(kind)?)?;
         let video = self.patch_embedding.forward(&inputs.latents.f_to_kind(kind)?)?;
         let table = rotary_table(self.config.attention_head_dim, patches, video.device())?;
-        Ok(State { stream: vec![video], shared: vec![text, parts, table, vector], latent_size: shape[2..].to_vec() })
+        let (shared, latent_size) = (vec![text, parts, table, vector], shape[2..].to_vec());
+        Ok(State { stream: vec![video], shared, by_token: vec![ROTARY], latent_size })
     }
 
     fn blocks(&self) -> &[SharedBlock] {

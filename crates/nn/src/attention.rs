@@ -1,7 +1,11 @@
 //! Attention over heads.
 
+use std::sync::Arc;
+
 use tch::{Device, Kind, Tensor};
 
+use crate::builder::Builder;
+use crate::division::Seam;
 use crate::error::Result;
 
 /// Below so many keys libtorch's CPU kernel is up to four times slower in bf16 than in f32, most of it in backward.
@@ -44,4 +48,29 @@ pub fn split_heads(x: &Tensor, heads: i64) -> Result<Tensor> {
 pub fn merge_heads(x: &Tensor) -> Result<Tensor> {
     let (batch, heads, length, width) = x.size4()?;
     Ok(x.f_transpose(1, 2)?.f_reshape([batch, length, heads * width])?)
+}
+
+/// Attention of the stream's tokens to one another.
+#[derive(Debug)]
+pub struct SelfAttention {
+    seam: Option<Arc<dyn Seam>>,
+}
+
+impl SelfAttention {
+    /// [B, T, H, K] each to [B, T, H * K].
+    pub fn forward(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        if let Some(seam) = &self.seam {
+            return Ok(seam.attend(q, k, v)?.f_flatten(2, 3)?);
+        }
+        let [q, k, v] = [q.f_transpose(1, 2)?, k.f_transpose(1, 2)?, v.f_transpose(1, 2)?];
+        merge_heads(&scaled_dot_product(&q, &k, &v, None, None)?)
+    }
+}
+
+impl Builder {
+    /// Attention over the stream, of a model with so many heads.
+    pub fn self_attention(&self, heads: i64) -> Result<SelfAttention> {
+        self.check_heads(heads)?;
+        Ok(SelfAttention { seam: self.division().and_then(|division| division.seam) })
+    }
 }

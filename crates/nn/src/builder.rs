@@ -3,17 +3,20 @@
 //! A model is written once against [`Builder`]; the same code then loads, initialises or merely checks it.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::Arc;
 
 use tch::{Device, Kind, Tensor};
 use torch::Shared;
 
+use crate::division::Division;
 use crate::error::{Error, Result, nearest, some_of};
 use crate::init::Init;
 use crate::lora::{self, Controls};
 use crate::part::Part;
+use crate::share::Share;
+use crate::transformer::block_of;
 use crate::weights::Weights;
 
 /// How parameters are held.
@@ -65,6 +68,8 @@ pub struct Parameters {
     pub adapter: Vec<Named>,
     /// Of a [split](Builder::split) build, what is held of each of `weights`: flat, `[elements]`. Else empty.
     pub parts: Vec<Named>,
+    /// Parameter → what its tensor in [`trainable`](Self::trainable) is of the checkpoint's.
+    pub shares: BTreeMap<String, Share>,
     pub(crate) spec: Option<lora::Spec>,
     pub(crate) controls: Arc<Controls>,
 }
@@ -74,6 +79,13 @@ impl Parameters {
     pub fn trainable(&self) -> Vec<Named> {
         let held = if self.parts.is_empty() { &self.weights } else { &self.parts };
         held.iter().chain(&self.adapter).filter(|named| named.tensor.requires_grad()).cloned().collect()
+    }
+
+    /// The same adapter with these tensors for its parameters, and no weights: to be written to a file.
+    #[must_use]
+    pub fn with_adapter(&self, adapter: Vec<Named>) -> Self {
+        let (spec, controls) = (self.spec.clone(), Arc::clone(&self.controls));
+        Self { weights: Vec::new(), adapter, parts: Vec::new(), shares: BTreeMap::new(), spec, controls }
     }
 
     /// The adapter's settings, if there is one.
@@ -105,11 +117,25 @@ struct Construction {
     weights: Vec<Named>,
     adapter: Vec<Named>,
     parts: Vec<Named>,
+    shares: BTreeMap<String, Share>,
     split: Option<Split>,
+    division: Option<Division>,
+    kept: Option<BTreeSet<String>>,
     controls: Arc<Controls>,
     /// Keys asked for or declared to be ignored.
     known: BTreeSet<String>,
     linears: Vec<String>,
+}
+
+impl Construction {
+    fn keeps(&self, name: &str) -> bool {
+        self.kept.as_ref().is_none_or(|kept| keeps(kept, name))
+    }
+}
+
+/// Whether a parameter is of one of the blocks `kept`, or of none.
+fn keeps(kept: &BTreeSet<String>, name: &str) -> bool {
+    block_of(name).is_none_or(|block| kept.contains(block))
 }
 
 /// See [`Builder::split`].
@@ -151,7 +177,10 @@ impl Builder {
             weights: Vec::new(),
             adapter: Vec::new(),
             parts: Vec::new(),
+            shares: BTreeMap::new(),
             split: None,
+            division: None,
+            kept: None,
             controls: Arc::default(),
             known: BTreeSet::new(),
             linears: Vec::new(),
@@ -159,19 +188,34 @@ impl Builder {
         Self { path: String::new(), wide: false, shared: Rc::new(RefCell::new(shared)) }
     }
 
-    /// Holds, and reads, only `part` of each checkpoint tensor. Layers get tensors without memory, to be filled for each use:
+    /// Holds, and reads, only `part` of each tensor. Layers get tensors without memory, to be filled for each use:
     /// in `compute` where they are trained, in the storage kind where not. Adapters are held whole.
     #[must_use]
     pub fn split(self, part: Part, compute: Kind) -> Self {
         {
             let mut shared = self.shared.borrow_mut();
             shared.split = Some(Split { part, compute });
-            shared.source = match std::mem::replace(&mut shared.source, Source::Meta) {
-                Source::Weights(weights) => Source::Weights(weights.split(part)),
-                other => other,
-            };
         }
         self
+    }
+
+    /// Divides the layers that say how they may be divided: each gets, and reads, only its share.
+    #[must_use]
+    pub fn divided(self, division: Division) -> Self {
+        self.shared.borrow_mut().division = Some(division);
+        self
+    }
+
+    /// Builds, and reads, of the blocks only `kept` (see [`block_of`]); the others may not run.
+    #[must_use]
+    pub fn only(self, kept: BTreeSet<String>) -> Self {
+        self.shared.borrow_mut().kept = Some(kept);
+        self
+    }
+
+    /// How the layers are divided.
+    pub(crate) fn division(&self) -> Option<Division> {
+        self.shared.borrow().division.clone()
     }
 
     /// The child module `segment` (which may hold dots: `norm.linear`).
@@ -213,24 +257,34 @@ impl Builder {
 
     /// The parameter `name` of this module. A missing key or another shape is an error at once.
     pub fn param(&self, name: &str, shape: &[i64], init: Init) -> Result<Shared> {
+        self.held(name, &Share::whole(shape), init)
+    }
+
+    /// As [`param`](Self::param), of which a divided model has equal shares of each of `segments` of `dim`, end to end.
+    pub(crate) fn cut_param(&self, name: &str, shape: &[i64], cut: (usize, &[i64]), init: Init) -> Result<Shared> {
+        let share = share_of(self.shared.borrow().division.as_ref(), shape, cut)?;
+        self.held(name, &share, init)
+    }
+
+    fn held(&self, name: &str, share: &Share, init: Init) -> Result<Shared> {
         let name = self.name(name);
         let mut shared = self.shared.borrow_mut();
+        let shape = &share.shape();
+        if !shared.keeps(&name) {
+            shared.known.insert(name);
+            return Ok(Tensor::f_zeros([1], (Kind::Float, Device::Cpu))?.f_expand(shape, false)?.into());
+        }
+        let share = match shared.split {
+            Some(Split { part, .. }) if !shape.is_empty() => share.clone().run(part),
+            _ => share.clone(),
+        };
         let BuildOptions { device, storage, trainable, ref adapter } = shared.options;
         let trained = trainable && adapter.is_none();
         let storage = if self.wide { Kind::Float } else { storage };
         let placed = |tensor: Tensor| tch::no_grad(|| tensor.f_to_device(device)?.f_to_kind(storage));
         let held = match &shared.source {
-            Source::Weights(weights) => placed(weights.tensor_of_whole_shape(&name, shape)?)?,
-            Source::Random(seed) => {
-                let values = init.values(*seed, &name, shape)?;
-                placed(match shared.split {
-                    None => values,
-                    Some(Split { part, .. }) => {
-                        let range = part.range(values.numel());
-                        values.f_reshape([-1])?.f_narrow(0, range.start as i64, range.len() as i64)?.copy()
-                    }
-                })?
-            }
+            Source::Weights(weights) => placed(weights.share(&name, &share)?)?,
+            Source::Random(seed) => placed(share.of(&init.values(*seed, &name, share.whole_shape())?)?)?,
             Source::Meta => Tensor::f_zeros([1], (storage, Device::Cpu))?.f_expand(shape, false)?,
         };
         if !shared.known.insert(name.clone()) {
@@ -247,27 +301,43 @@ impl Builder {
                 empty.f_set_requires_grad(trained)?
             }
         };
-        shared.weights.push(Named { name, tensor: tensor.shallow_clone() });
+        shared.weights.push(Named { name: name.clone(), tensor: tensor.shallow_clone() });
+        shared.shares.insert(name, share);
         Ok(tensor.into())
     }
 
-    /// LoRA for the linear layer at this path, if the options ask for it.
-    pub(crate) fn adapter(&self, input: i64, output: i64) -> Result<Option<lora::Adapter>> {
-        let mut shared = self.shared.borrow_mut();
+    /// LoRA for the linear layer at this path, if the options ask for it. `input` and `output`: segments in which the layer's
+    /// features are cut, or none where they are not.
+    pub(crate) fn adapter(
+        &self,
+        [input, output]: [i64; 2],
+        [inputs, outputs]: [Option<&[i64]>; 2],
+    ) -> Result<Option<lora::Adapter>> {
+        let shared = &mut *self.shared.borrow_mut();
         shared.linears.push(self.path.clone());
         let Some(spec) = shared.options.adapter.as_ref().filter(|spec| spec.selects(&self.path)) else {
             return Ok(None);
         };
+        if shared.kept.as_ref().is_some_and(|kept| !keeps(kept, &format!("{}.weight", self.path))) {
+            return Ok(None);
+        }
+        let share = |shape: [i64; 2], dim: usize, segments: Option<&[i64]>| match segments {
+            Some(segments) => share_of(shared.division.as_ref(), &shape, (dim, segments)),
+            None => Ok(Share::whole(&shape)),
+        };
+        let rank = spec.rank_of(&self.path);
         let place = lora::Place {
             path: &self.path,
-            input,
-            output,
+            a: share([rank, input], 1, inputs)?,
+            b: share([output, rank], 0, outputs)?,
             device: shared.options.device,
             trainable: shared.options.trainable,
             meta: matches!(shared.source, Source::Meta),
         };
         let adapter = spec.adapter(&place, Arc::clone(&shared.controls))?;
-        shared.adapter.extend(adapter.named(&self.path));
+        let named = adapter.named(&self.path);
+        shared.shares.extend(named.iter().map(|named| named.name.clone()).zip([place.a, place.b]));
+        shared.adapter.extend(named);
         Ok(Some(adapter))
     }
 
@@ -288,6 +358,7 @@ impl Builder {
             weights: shared.weights.clone(),
             adapter: shared.adapter.clone(),
             parts: shared.parts.clone(),
+            shares: shared.shares.clone(),
             spec: shared.options.adapter.clone(),
             controls: Arc::clone(&shared.controls),
         })
@@ -295,6 +366,14 @@ impl Builder {
 
     fn name(&self, segment: &str) -> String {
         if self.path.is_empty() { segment.to_owned() } else { format!("{}.{segment}", self.path) }
+    }
+}
+
+/// What a model so divided has of a parameter that is cut along a dim in segments.
+fn share_of(division: Option<&Division>, shape: &[i64], (dim, segments): (usize, &[i64])) -> Result<Share> {
+    match division {
+        Some(Division { features, .. }) if features.count > 1 => Share::cut(shape, dim, segments, *features),
+        _ => Ok(Share::whole(shape)),
     }
 }
 

@@ -23,3 +23,8 @@ impl From<Dtype> for Kind {
         }
     }
 }
+
+/// The kind in which numbers of `kind` are summed and turned: f32, or f64 for f64.
+pub(crate) fn wide(kind: Kind) -> Kind {
+    if kind == Kind::Double { Kind::Double } else { Kind::Float }
+}

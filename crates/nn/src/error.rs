@@ -70,6 +70,16 @@ pub enum Error {
     /// LoRA settings that make no sense.
     #[error("LoRA {0}")]
     Adapter(String),
+    /// A layer that cannot be divided as asked.
+    #[error("{count} {what} do not divide into {shares} shares")]
+    Indivisible {
+        /// `attention heads`, `features`.
+        what: String,
+        /// How many there are.
+        count: i64,
+        /// Into how many shares they were to go.
+        shares: usize,
+    },
     /// A layer called with something it cannot take.
     #[error("{0}")]
     Invalid(String),

@@ -12,6 +12,7 @@ use crate::error::{Error, Result, nearest};
 use crate::init::Init;
 use crate::linear::like;
 use crate::rng::Stream;
+use crate::share::Share;
 
 /// How A starts; B starts at 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -132,16 +133,17 @@ impl Spec {
 
     /// The adapter of one layer.
     pub(crate) fn adapter(&self, place: &Place<'_>, controls: Arc<Controls>) -> Result<Adapter> {
-        let Place { path, input, output, device, trainable, meta } = *place;
-        let rank = self.rank_of(path);
+        let Place { path, ref a, ref b, device, trainable, meta } = *place;
+        let (rank, input) = (self.rank_of(path), a.whole_shape()[1]);
         if rank < 1 {
             return Err(Error::Adapter(format!("rank must be at least 1, not {rank}")));
         }
-        let leaf = |suffix: &str, shape: [i64; 2], init: Init| -> Result<Tensor> {
+        let leaf = |suffix: &str, share: &Share, init: Init| -> Result<Tensor> {
             let values = if meta {
-                Tensor::f_zeros([1], (Kind::Float, Device::Cpu))?.f_expand(shape, false)?
+                Tensor::f_zeros([1], (Kind::Float, Device::Cpu))?.f_expand(share.shape(), false)?
             } else {
-                init.values(self.seed, &format!("{path}.{suffix}"), &shape)?.f_to_device(device)?
+                let whole = init.values(self.seed, &format!("{path}.{suffix}"), share.whole_shape())?;
+                share.of(&whole)?.f_to_device(device)?
             };
             Ok(values.f_set_requires_grad(trainable)?)
         };
@@ -150,8 +152,8 @@ impl Spec {
             Start::XavierNormal => Init::Normal { std: (2.0 / (input + rank) as f64).sqrt() },
         };
         Ok(Adapter {
-            a: leaf(A, [rank, input], start)?.into(),
-            b: leaf(B, [output, rank], Init::Zeros)?.into(),
+            a: leaf(A, a, start)?.into(),
+            b: leaf(B, b, Init::Zeros)?.into(),
             scale: self.scale_of(path),
             dropout: Dropout { share: self.dropout, seed: self.seed, path: path.to_owned() },
             controls,
@@ -166,8 +168,10 @@ pub(crate) const B: &str = "lora_B.weight";
 /// Where an adapter goes.
 pub(crate) struct Place<'a> {
     pub(crate) path: &'a str,
-    pub(crate) input: i64,
-    pub(crate) output: i64,
+    /// Of `[rank, in]`.
+    pub(crate) a: Share,
+    /// Of `[out, rank]`.
+    pub(crate) b: Share,
     pub(crate) device: Device,
     pub(crate) trainable: bool,
     pub(crate) meta: bool,

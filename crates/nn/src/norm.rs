@@ -1,9 +1,13 @@
 //! Normalisations. All of them sum in f32 and give the kind of their input.
 
+use std::sync::Arc;
+
 use tch::{Device, Kind, Tensor};
 use torch::Shared;
 
 use crate::builder::Builder;
+use crate::division::Seam;
+use crate::dtype::wide;
 use crate::error::Result;
 use crate::init::Init;
 use crate::linear::{like, like_option};
@@ -37,11 +41,21 @@ pub struct RmsNorm {
     eps: f64,
     weight: Shared,
     fused: bool,
+    /// Of the features this share holds some; the rest counts as well.
+    seam: Option<Arc<dyn Seam>>,
 }
 
 impl RmsNorm {
     /// [.., dim] to [.., dim].
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        if let Some(seam) = &self.seam {
+            let wide = x.f_to_kind(wide(x.kind()))?;
+            let squares = wide.f_square()?.f_sum_dim_intlist([-1i64].as_slice(), true, wide.kind())?;
+            let variance = seam.sum(&squares)?.f_div_scalar(self.dim as f64)?;
+            let normal = wide.f_mul(&variance.f_add_scalar(self.eps)?.f_rsqrt()?)?;
+            // The fused norm's rounding: multiplied first.
+            return Ok(normal.f_mul(&like(&self.weight, x)?.f_to_kind(wide.kind())?)?.f_to_kind(x.kind())?);
+        }
         let weight = like(&self.weight, x)?;
         if self.fused {
             return Ok(x.f_rms_norm([self.dim], Some(weight), self.eps)?);
@@ -97,12 +111,19 @@ impl Builder {
 
     /// `diffusers.models.normalization.RMSNorm` and T5's layer norm: rounds to the input's kind, then multiplies.
     pub fn rms_norm(&self, dim: i64, eps: f64) -> Result<RmsNorm> {
-        Ok(RmsNorm { dim, eps, weight: self.param("weight", &[dim], Init::Ones)?, fused: false })
+        Ok(RmsNorm { dim, eps, weight: self.param("weight", &[dim], Init::Ones)?, fused: false, seam: None })
     }
 
     /// `torch.nn.RMSNorm` (FLUX's query and key norms): multiplies in f32, then rounds.
     pub fn torch_rms_norm(&self, dim: i64, eps: f64) -> Result<RmsNorm> {
-        Ok(RmsNorm { dim, eps, weight: self.param("weight", &[dim], Init::Ones)?, fused: true })
+        Ok(RmsNorm { dim, eps, weight: self.param("weight", &[dim], Init::Ones)?, fused: true, seam: None })
+    }
+
+    /// As [`torch_rms_norm`](Self::torch_rms_norm), over the features of all heads together, which may be divided.
+    pub fn torch_rms_norm_of_heads(&self, dim: i64, eps: f64) -> Result<RmsNorm> {
+        let weight = self.cut_param("weight", &[dim], (0, &[dim]), Init::Ones)?;
+        let seam = self.division().and_then(|division| division.between_features());
+        Ok(RmsNorm { dim, eps, weight, fused: true, seam })
     }
 
     /// A group norm with `weight` and `bias`.

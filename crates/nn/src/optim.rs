@@ -144,7 +144,8 @@ impl AdamW {
     }
 }
 
-const SUFFIXES: [&str; 3] = ["exp_avg", "exp_avg_sq", "step"];
+/// What the names of a parameter's state end in, after a dot.
+pub const SUFFIXES: [&str; 3] = ["exp_avg", "exp_avg_sq", "step"];
 
 impl Moments {
     fn zero(parameter: &Tensor) -> Result<Self> {

@@ -2,6 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use crate::dtype::wide;
 use crate::error::Result;
 
 /// Cosines and sines of `positions` (any float kind, `[S]`) for one axis of `dim` channels: f32 [S, dim] each, every value
@@ -35,11 +36,11 @@ pub fn rotate(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Result<Tensor> {
     Ok(wide.f_to_kind(x.kind())?)
 }
 
-/// Turns neighbouring channels of `x` [B, T, heads, D] as complex numbers, in f32; `table` f32 [T, D / 2, 2] holds cosine
+/// Turns neighbouring channels of `x` [B, T, heads, D] as complex numbers, in f32 (f64 for `x` of f64); `table` f32 [T, D / 2, 2] holds cosine
 /// and sine of each pair. The result has the kind of `x`.
 pub fn turn(x: &Tensor, table: &Tensor) -> Result<Tensor> {
-    let pairs = x.f_to_kind(Kind::Float)?.f_unflatten(-1, [-1, 2])?.f_contiguous()?.f_view_as_complex()?;
-    let turned = pairs.f_mul(&table.f_view_as_complex()?.f_unsqueeze(1)?)?;
+    let pairs = x.f_to_kind(wide(x.kind()))?.f_unflatten(-1, [-1, 2])?.f_contiguous()?.f_view_as_complex()?;
+    let turned = pairs.f_mul(&table.f_to_kind(wide(x.kind()))?.f_view_as_complex()?.f_unsqueeze(1)?)?;
     Ok(turned.f_view_as_real()?.f_flatten(-2, -1)?.f_to_kind(x.kind())?)
 }
 

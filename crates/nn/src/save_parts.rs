@@ -10,6 +10,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::save::{Laid, lay_out};
+use crate::share::Run;
 
 /// A tensor of a file that is written in parts.
 #[derive(Debug)]
@@ -20,9 +21,9 @@ pub struct PartOf {
     pub shape: Vec<i64>,
     /// The kind it is written in.
     pub kind: Kind,
-    /// Where the part begins, in elements.
-    pub first: usize,
-    /// The part, flat; empty where this writer has none.
+    /// Where this writer's elements go, in order; none where it has none.
+    pub runs: Vec<Run>,
+    /// As many elements, of any shape.
     pub elements: Tensor,
 }
 
@@ -55,18 +56,22 @@ impl SharedFile {
     /// Writes what this writer holds, and flushes it to disk.
     pub fn write(&self, tensors: &[PartOf]) -> Result<()> {
         let file = fs_err::OpenOptions::new().write(true).open(&self.partial)?;
-        for part in tensors.iter().filter(|part| part.elements.numel() > 0) {
-            let whole: i64 = part.shape.iter().product();
-            let offset =
-                self.laid.offsets.get(&part.name).filter(|_| part.first + part.elements.numel() <= whole as usize);
-            let offset = offset.ok_or_else(|| {
+        for part in tensors.iter().filter(|part| !part.runs.is_empty()) {
+            let whole = part.shape.iter().product::<i64>() as usize;
+            let fits = part.runs.iter().all(|run| run.first + run.length <= whole)
+                && part.runs.iter().map(|run| run.length).sum::<usize>() == part.elements.numel();
+            let offset = self.laid.offsets.get(&part.name).filter(|_| fits).ok_or_else(|| {
                 let reason = format!("a part of tensor `{}` is not in its layout", part.name);
                 Error::File { path: self.path.clone(), reason }
             })?;
             let to_host = || part.elements.f_to_kind(part.kind)?.f_to_device(Device::Cpu)?.f_contiguous();
             let host = tch::no_grad(to_host)?;
-            let at = offset + (part.first * part.kind.elt_size_in_bytes()) as u64;
-            file.file().write_all_at(torch::host::bytes(&host)?, at)?;
+            let (mut bytes, width) = (torch::host::bytes(&host)?, part.kind.elt_size_in_bytes());
+            for run in &part.runs {
+                let (now, later) = bytes.split_at(run.length * width);
+                file.file().write_all_at(now, offset + (run.first * width) as u64)?;
+                bytes = later;
+            }
         }
         Ok(file.sync_all()?)
     }
@@ -80,14 +85,14 @@ impl SharedFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Part, Weights};
+    use crate::{Part, Share, Weights};
 
     #[test]
     fn parts_written_together_are_the_file_written_alone() {
         let folder = tempfile::tempdir().unwrap();
         let range = |n: i64, kind| Tensor::arange(n, (Kind::Float, Device::Cpu)).to_kind(kind);
         let tensors = [
-            ("a.weight", range(35, Kind::Float).view([5, 7])),
+            ("a.weight", range(30, Kind::Float).view([5, 6])),
             ("b", range(2, Kind::BFloat16)),
             ("c", Tensor::from(3f32)),
             ("none", range(0, Kind::Float)),
@@ -95,38 +100,60 @@ mod tests {
         let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
         let alone = folder.path().join("alone.safetensors");
         crate::save::save_safetensors(&alone, tensors.iter().map(|(name, t)| (*name, t)), &metadata).unwrap();
-        for count in 1..5 {
+        let half = |index| Part { index, count: 2 };
+        let share_of = |tensor: &Tensor, part: Part, columns: Option<Part>| match columns {
+            Some(columns) if tensor.dim() == 2 => Share::cut(&tensor.size(), 1, &[2, 4], columns).unwrap().run(part),
+            _ => Share::whole(&tensor.size()).run(part),
+        };
+        for (count, columns) in (1..5).flat_map(|count| [(count, false), (count, true)]) {
+            // By runs of elements alone, or as well by the columns of the matrix.
+            let holders: Vec<(Part, Option<Part>)> = if columns {
+                (0..2).flat_map(|at| Part::all(count).map(move |part| (part, Some(half(at))))).collect()
+            } else {
+                Part::all(count).map(|part| (part, None)).collect()
+            };
             let path = folder.path().join("together.safetensors");
-            let of = |part: Part| -> Vec<PartOf> {
+            let of = |(part, columns): (Part, Option<Part>)| -> Vec<PartOf> {
                 let part_of = |(name, tensor): &(&str, Tensor)| {
-                    let range = part.range(tensor.numel());
-                    let elements = tensor.view(-1).narrow(0, range.start as i64, range.len() as i64);
+                    let share = share_of(tensor, part, columns);
                     let (name, kind) = ((*name).to_owned(), tensor.kind());
-                    PartOf { name, shape: tensor.size(), kind, first: range.start, elements }
+                    PartOf { name, shape: tensor.size(), kind, runs: share.runs(), elements: share.of(tensor).unwrap() }
                 };
                 tensors.iter().map(part_of).collect()
             };
-            for part in Part::all(count) {
-                let file = SharedFile::new(&path, &of(part), &metadata).unwrap();
-                if part.index == 0 {
+            for (at, holder) in holders.iter().enumerate() {
+                let file = SharedFile::new(&path, &of(*holder), &metadata).unwrap();
+                if at == 0 {
                     file.create().unwrap();
                 }
-                file.write(&of(part)).unwrap();
-                if part.index + 1 == count {
+                file.write(&of(*holder)).unwrap();
+                if at + 1 == holders.len() {
                     file.finish().unwrap();
                 }
             }
             assert_eq!(fs_err::read(&alone).unwrap(), fs_err::read(&path).unwrap());
 
-            // And each part is read again as it was written.
-            for part in Part::all(count) {
-                let weights = Weights::file(&path).unwrap().split(part);
-                let range = part.range(35);
-                assert_eq!(weights.whole_shape("a.weight"), Some([5, 7].as_slice()));
-                let read = Vec::<f32>::try_from(weights.tensor_of_whole_shape("a.weight", &[5, 7]).unwrap()).unwrap();
-                assert_eq!(read, range.map(|n| n as f32).collect::<Vec<_>>());
-                assert_eq!(weights.tensor_of_shape("c", &[]).unwrap().double_value(&[]), 3.0);
-                weights.tensor_of_whole_shape("a.weight", &[7, 5]).unwrap_err();
+            // And each part is read again as it was written: by itself, or where only the part is seen.
+            for (part, columns) in holders {
+                let weights = Weights::file(&path).unwrap();
+                for (name, tensor) in &tensors[..2] {
+                    let share = share_of(tensor, part, columns);
+                    assert_eq!(weights.share(name, &share).unwrap(), share.of(tensor).unwrap());
+                }
+                weights.share("a.weight", &Share::whole(&[6, 5])).unwrap_err();
+                let (_, matrix) = &tensors[0];
+                let share = share_of(matrix, part, columns);
+                let seen = weights.seen(|name| (name != "b").then(|| share.clone()));
+                // A share is of one shape.
+                assert!(seen.is_err());
+                let only = |name: &str| match name {
+                    "a.weight" | "c" => Some(share.clone()),
+                    _ => None,
+                };
+                let seen = Weights::file(&path).unwrap().seen(only).unwrap();
+                assert_eq!(seen.names().collect::<Vec<_>>(), ["a.weight", "c"]);
+                assert_eq!(seen.tensor("a.weight").unwrap(), share.of(matrix).unwrap());
+                assert_eq!(seen.tensor_of_shape("c", &[]).unwrap().double_value(&[]), 3.0);
             }
         }
     }

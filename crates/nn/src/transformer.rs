@@ -32,10 +32,13 @@ pub struct Inputs {
 /// What flows between blocks.
 #[derive(Debug)]
 pub struct State {
-    /// Tensors each block rewrites (FLUX: image and text tokens, later both joined).
+    /// Tokens [B, T, D] that each block rewrites (FLUX: text and image tokens, later both joined, text first). A block may put
+    /// streams end to end; it moves no token otherwise, and what it does to a token depends on others by self-attention alone.
     pub stream: Vec<Tensor>,
     /// Tensors every block reads and none writes (time embedding, rotary tables).
     pub shared: Vec<Tensor>,
+    /// Places in `shared` of tensors with a row (dim 0) for each token: those of the first stream, then of the next.
+    pub by_token: Vec<usize>,
     /// Latent size that `head` needs to undo the packing.
     pub latent_size: Vec<i64>,
 }
@@ -48,6 +51,18 @@ pub trait Block {
     fn has_parameters(&self) -> bool {
         true
     }
+    /// The work of running it, next to the model's other blocks.
+    fn cost(&self) -> f64 {
+        f64::from(u8::from(self.has_parameters()))
+    }
+}
+
+/// The block that a parameter belongs to, by its path: `transformer_blocks.3` of `transformer_blocks.3.attn.to_q.weight`; none
+/// for a parameter outside of blocks.
+pub fn block_of(name: &str) -> Option<&str> {
+    let list = name.find('.')?;
+    let end = list + 1 + name[list + 1..].find('.')?;
+    name[list + 1..end].bytes().all(|byte| byte.is_ascii_digit()).then_some(&name[..end])
 }
 
 /// A block that backward may hold on to and run again on another thread.
@@ -65,13 +80,19 @@ pub trait Transformer {
     /// `embed`, all blocks, `head`. With `recompute`, activations inside blocks are not kept for backward.
     fn forward(&self, inputs: &Inputs, recompute: bool) -> Result<Tensor> {
         let mut state = self.embed(inputs)?;
+        self.advance(&mut state, recompute)?;
+        self.head(state)
+    }
+
+    /// All blocks, one after the other.
+    fn advance(&self, state: &mut State, recompute: bool) -> Result<()> {
         for block in self.blocks() {
             state.stream = if recompute {
-                remat::checkpoint(block, &state)?
+                remat::checkpoint(block, state)?
             } else {
                 block.forward(&state.stream, &state.shared)?
             };
         }
-        self.head(state)
+        Ok(())
     }
 }

@@ -12,7 +12,7 @@ use tch::{Kind, Tensor};
 
 use crate::builder::missing;
 use crate::error::{Error, Result};
-use crate::part::Part;
+use crate::share::{Run, Share};
 
 /// Largest header accepted, that of the reference implementation.
 const HEADER_LIMIT: u64 = 100_000_000;
@@ -32,8 +32,8 @@ struct Entry {
     offset: u64,
     kind: Kind,
     shape: Vec<i64>,
-    /// Shape in the file, where only a part is read.
-    whole: Option<Vec<i64>>,
+    /// What is seen of it, if not all.
+    share: Option<Share>,
 }
 
 /// One tensor in a safetensors header.
@@ -93,20 +93,22 @@ impl Weights {
         Self { origin, files: Vec::new(), tensors: BTreeMap::new(), metadata: BTreeMap::new() }
     }
 
-    /// The same checkpoint, of which only `part` of each tensor is seen and read, flat: `[elements]`. Scalars stay whole.
-    #[must_use]
-    pub fn split(mut self, part: Part) -> Self {
-        for entry in self.tensors.values_mut().filter(|entry| !entry.shape.is_empty()) {
-            let range = part.range(entry.shape.iter().product::<i64>() as usize);
-            entry.offset += (range.start * entry.kind.elt_size_in_bytes()) as u64;
-            entry.whole = Some(std::mem::replace(&mut entry.shape, vec![range.len() as i64]));
+    /// The same checkpoint, of which only `share(name)` of a tensor is seen and read, where there is one; where `share` says
+    /// `None`, the tensor is not seen. A share of another shape than the tensor is an error; scalars are always seen whole.
+    pub fn seen(mut self, share: impl Fn(&str) -> Option<Share>) -> Result<Self> {
+        for (name, mut entry) in std::mem::take(&mut self.tensors) {
+            let Some(share) = share(&name) else { continue };
+            if !entry.shape.is_empty() {
+                if entry.shape != share.whole_shape() {
+                    let (found, expected) = (entry.shape, share.whole_shape().to_vec());
+                    return Err(Error::Shape { origin: self.origin, name, found, expected });
+                }
+                entry.shape = share.held_shape();
+                entry.share = Some(share);
+            }
+            self.tensors.insert(name, entry);
         }
-        self
-    }
-
-    /// Shape of a tensor in the file.
-    pub fn whole_shape(&self, name: &str) -> Option<&[i64]> {
-        self.tensors.get(name).map(|entry| entry.whole.as_deref().unwrap_or(&entry.shape))
+        Ok(self)
     }
 
     /// File or folder that was opened, for messages.
@@ -137,21 +139,33 @@ impl Weights {
     /// Reads a tensor, as stored, to the CPU.
     pub fn tensor(&self, name: &str) -> Result<Tensor> {
         let entry = self.tensors.get(name).ok_or_else(|| missing(&self.origin, name, &[], self.names()))?;
-        let file = &self.files[entry.file];
-        let read =
-            torch::host::filled(entry.kind, &entry.shape, |bytes| file.file().read_exact_at(bytes, entry.offset))?;
+        let whole = Run { first: 0, length: entry.shape.iter().product::<i64>() as usize };
+        self.read(name, entry, &entry.shape, &entry.share.as_ref().map_or_else(|| vec![whole], Share::runs))
+    }
+
+    /// Reads what `share` is of a tensor, which must have the share's whole shape.
+    pub fn share(&self, name: &str, share: &Share) -> Result<Tensor> {
+        self.must_have(name, share.whole_shape(), self.shape(name))?;
+        let entry = self.tensors.get(name).ok_or_else(|| missing(&self.origin, name, &[], self.names()))?;
+        self.read(name, entry, &share.held_shape(), &share.runs())
+    }
+
+    fn read(&self, name: &str, entry: &Entry, shape: &[i64], runs: &[Run]) -> Result<Tensor> {
+        let (file, width) = (&self.files[entry.file], entry.kind.elt_size_in_bytes());
+        let read = torch::host::filled(entry.kind, shape, |mut bytes| {
+            for run in runs {
+                let (now, later) = bytes.split_at_mut(run.length * width);
+                file.file().read_exact_at(now, entry.offset + (run.first * width) as u64)?;
+                bytes = later;
+            }
+            Ok(())
+        })?;
         read.map_err(|error| Error::File { path: file.path().to_owned(), reason: format!("tensor `{name}`: {error}") })
     }
 
     /// Reads a tensor that must have this shape.
     pub fn tensor_of_shape(&self, name: &str, shape: &[i64]) -> Result<Tensor> {
         self.must_have(name, shape, self.shape(name))?;
-        self.tensor(name)
-    }
-
-    /// Reads a tensor, or the part of it that is seen, which must have this shape in the file.
-    pub fn tensor_of_whole_shape(&self, name: &str, shape: &[i64]) -> Result<Tensor> {
-        self.must_have(name, shape, self.whole_shape(name))?;
         self.tensor(name)
     }
 
@@ -231,7 +245,7 @@ fn entry(tensor: &Described, length: u64, file: usize, data: u64) -> Result<Entr
     if to > length || from.checked_add(size) != Some(to) {
         return Err(format!("bytes {from}..{to} of {length} do not hold {} {:?}", tensor.dtype, tensor.shape));
     }
-    Ok(Entry { file, offset: data + from, kind, shape: tensor.shape.clone(), whole: None })
+    Ok(Entry { file, offset: data + from, kind, shape: tensor.shape.clone(), share: None })
 }
 
 /// In the order in which the reference implementation lays tensors out: wide elements first, so that all are aligned.

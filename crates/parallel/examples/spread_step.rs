@@ -1,10 +1,10 @@
 //! A training step of a model of any family on several processes: time and peak memory of each. The counterpart of
 //! `tools/bench/fsdp_step.py`; `tools/bench/flux_step.py FOLDER` or `tools/bench/wan.py FOLDER` makes the folder.
 //!
-//! `cargo run -p parallel --example spread_step -- FOLDER [ranks=2] [threads=1] [mode=fsdp|ddp] [recompute=0] [size=256|128]
-//! [frames=1|17] [batch=2] [text=512] [steps=5] [dtype=float32] [keep=1]`; `batch` is the global one, `threads` those of each
-//! rank; `keep=0` gives freed memory back at once, which costs time. What activations take shows in a run on one rank with the
-//! batch of each.
+//! `cargo run -p parallel --example spread_step -- FOLDER [ranks=2] [threads=1] [mode=fsdp|ddp] [tp=1] [cp=1] [ring=1]
+//! [pp=1] [recompute=0] [size=256|128] [frames=1|17] [batch=2] [text=512] [steps=5] [dtype=float32] [keep=1]`; `batch` is the
+//! global one, `threads` those of each rank; `keep=0` gives freed memory back at once, which costs time. What activations take
+//! shows in a run on one rank with the batch of each.
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring program")]
 
 use std::collections::BTreeMap;
@@ -15,7 +15,7 @@ use models::testing::{Sample, Size};
 use models::{ModelFolder, family_of};
 use nn::optim::{AdamW, Settings};
 use nn::{BuildOptions, Builder, Weights};
-use parallel::Team;
+use parallel::{Frame, Outline, Team};
 use spec::mesh::{Asked, Mesh};
 use spec::{Launch, VARIABLES};
 use tch::{Device, Kind};
@@ -36,7 +36,9 @@ fn main() {
         return start(ranks, &arguments);
     }
     let sharded = settings.get("mode").is_none_or(|mode| mode == "fsdp");
-    let mesh = Mesh::of(&Asked { cp: 1, tp: 1, pp: 1, ep: 1, sharded, ..Asked::default() }, ranks).unwrap();
+    let [cp, tp, pp] = ["cp", "tp", "pp"].map(|axis| number(axis, 1) as usize);
+    let cp_ring = Some(number("ring", 1) as usize);
+    let mesh = Mesh::of(&Asked { cp, cp_ring, tp, pp, ep: 1, sharded, ..Asked::default() }, ranks).unwrap();
     step(&arguments[0], &launch, mesh, &number, settings.get("dtype").is_some_and(|dtype| dtype == "bfloat16"));
 }
 
@@ -66,14 +68,15 @@ fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) ->
     let folder = ModelFolder::open(folder).unwrap();
     let weights = Weights::open(&folder.path.join("transformer"), "diffusion_pytorch_model").unwrap();
     let builder = Builder::from_weights(weights, BuildOptions::trained(Device::Cpu));
-    let builder = match parallel::part(&team) {
-        Some(part) => builder.split(part, compute),
-        None => builder,
-    };
     let family = family_of(&folder).unwrap();
+    let meta = Builder::meta(BuildOptions::trained(Device::Cpu));
+    let whole = family.transformer(&folder, &meta).unwrap();
+    let outline = Outline::of(whole.as_ref(), &meta.finish().unwrap()).unwrap();
+    let frame = Frame::new(&team, outline).unwrap();
+    let builder = frame.on(&team, builder, compute);
     let model = family.transformer(&folder, &builder).unwrap();
     let parameters = builder.finish().unwrap();
-    let (model, spread) = parallel::spread(&team, model, &parameters).unwrap();
+    let (model, spread) = frame.spread(&team, model, &parameters).unwrap();
     let loaded = peak();
     let mut optimizer = AdamW::new(parameters.trainable(), Settings::default()).unwrap();
 
@@ -89,17 +92,18 @@ fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) ->
         team.barrier().unwrap();
         let start = Instant::now();
         optimizer.clear_gradients().unwrap();
-        let prediction = model.forward(&inputs, number("recompute", 0) != 0).unwrap().to_kind(Kind::Float);
+        let recompute = number("recompute", 0) != 0;
+        let (prediction, flight) = spread.forward(model.as_ref(), &inputs, recompute).unwrap();
         // The mean over the global batch.
-        let loss = prediction.mse_loss(&target, tch::Reduction::Mean) * (own as f64 / batch as f64);
+        let weight = own as f64 / batch as f64;
+        let loss = prediction.map(|p| p.to_kind(Kind::Float).mse_loss(&target, tch::Reduction::Mean) * weight);
         spread.before_last_backward();
-        loss.backward();
-        spread.after_backward().unwrap();
+        spread.backward(flight, loss.as_ref().map(|loss| loss / team.redundancy() as f64)).unwrap();
         spread.finish().unwrap();
-        spread.clip(optimizer.parameters(), 1.0).unwrap();
+        spread.clip(&team, optimizer.parameters(), 1.0).unwrap();
         optimizer.step(1e-4).unwrap();
         wall.push(start.elapsed().as_secs_f64());
-        last = team.sums(&[loss.double_value(&[])]).unwrap()[0];
+        last = team.sums(&[loss.map_or(f64::NAN, |loss| loss.double_value(&[]))]).unwrap()[0];
         team.trust();
     }
     let held: usize = parameters.trainable().iter().map(|named| named.tensor.numel()).sum();

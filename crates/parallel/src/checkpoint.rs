@@ -4,31 +4,40 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use nn::save::Plan;
-use nn::{Named, PartOf, SharedFile};
-use tch::Kind;
+use nn::{Named, PartOf, Share, SharedFile};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::fsdp::Shards;
+use crate::spread::Spread;
 use crate::team::Team;
 
-impl Shards {
-    /// The tensors `held` by this rank under a parameter's name, or that name and a suffix (`exp_avg`), as parts of files.
-    pub fn parts(&self, held: &[Named], kind: Option<Kind>) -> Result<Vec<PartOf>> {
-        held.iter().map(|named| self.part_of(named, kind)).collect()
+impl Spread {
+    /// What this rank writes of the tensors under a trained parameter's name, or that name and a suffix (`exp_avg`), of which
+    /// it holds `held`. Tensors that it does not hold are in the list, too, for every rank must know a file's layout.
+    pub fn parts(&self, team: &Team, held: &[Named], kind: Option<Kind>) -> Result<Vec<PartOf>> {
+        let by_name: BTreeMap<&str, &Named> = held.iter().map(|named| (named.name.as_str(), named)).collect();
+        let names = self.held_by_any(team, held)?;
+        names
+            .into_iter()
+            .map(|(name, shape)| self.part_of(by_name.get(name.as_str()).copied(), name, shape, kind))
+            .collect()
     }
 
-    fn part_of(&self, named: &Named, kind: Option<Kind>) -> Result<PartOf> {
-        let (Named { name, tensor }, part) = (named, self.part());
-        let kind = kind.unwrap_or(tensor.kind());
-        if tensor.dim() == 0 {
-            // The same number on all ranks.
-            let elements = tensor.f_reshape([-1])?.f_narrow(0, 0, i64::from(part.index == 0))?;
-            return Ok(PartOf { name: name.clone(), shape: Vec::new(), kind, first: 0, elements });
-        }
-        let own = self.whole_shape(name).or_else(|| self.whole_shape(name.rsplit_once('.')?.0));
-        let shape = own.ok_or_else(|| Error::Unfit(format!("`{name}` is no part of a parameter")))?.to_vec();
-        let first = part.range(shape.iter().product::<i64>() as usize).start;
-        Ok(PartOf { name: name.clone(), shape, kind, first, elements: tensor.shallow_clone() })
+    fn part_of(&self, held: Option<&Named>, name: String, shape: Vec<i64>, kind: Option<Kind>) -> Result<PartOf> {
+        let Some(Named { tensor, .. }) = held else {
+            // What is trained, and what is kept for it, is in f32.
+            let (kind, elements) = (kind.unwrap_or(Kind::Float), Tensor::f_zeros([0], (Kind::Float, Device::Cpu))?);
+            return Ok(PartOf { name, shape, kind, runs: Vec::new(), elements });
+        };
+        let share = self.share(&name).ok_or_else(|| Error::Unfit(format!("`{name}` is no part of a parameter")))?;
+        // A number that does not go by elements is the same for all shares.
+        let number = Share::whole(&[]);
+        let (share, writes) = match tensor.dim() {
+            0 if !share.whole_shape().is_empty() => (&number, self.leads()),
+            _ => (share, self.is_first(&name)),
+        };
+        let runs = if writes { share.runs() } else { Vec::new() };
+        Ok(PartOf { name, shape, kind: kind.unwrap_or(tensor.kind()), runs, elements: tensor.shallow_clone() })
     }
 }
 

@@ -4,16 +4,16 @@
 //! Zhao et al. 2023, "PyTorch FSDP"; per parameter and per block as in FSDP2. Parts are flat runs of elements rather than
 //! rows, so that any shape divides as evenly as can be and a part is one stretch of a weight file.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use comm::{Group, Reduction};
-use nn::{Block, Inputs, Named, Parameters, Part, SharedBlock, State, Transformer};
+use nn::{Block, Inputs, Named, Parameters, SharedBlock, State, Transformer, block_of};
 use spec::counted;
 use tch::Tensor;
 use torch::autograd::{custom_node, in_backward};
 
 use crate::error::{Error, Result};
+use crate::trouble::Trouble;
 use crate::unit::Unit;
 
 /// A denoiser that threads may share.
@@ -25,25 +25,7 @@ pub struct Shards {
     group: Arc<Group>,
     /// What is in no block first, then block by block.
     units: Vec<Arc<Unit>>,
-    /// Parameter → its whole shape.
-    shapes: BTreeMap<String, Vec<i64>>,
     trouble: Trouble,
-}
-
-/// The first failure between ranks inside forward or backward, which pass only its text on.
-#[derive(Debug, Clone, Default)]
-struct Trouble(Arc<Mutex<Option<Error>>>);
-
-impl Trouble {
-    fn note(&self, error: Error) -> String {
-        let text = error.to_string();
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
-        text
-    }
-
-    fn layer(&self, error: Error) -> nn::Error {
-        nn::Error::Invalid(self.note(error))
-    }
 }
 
 /// Spreads `model`, built in parts of as many as `group` has ranks, over it.
@@ -57,7 +39,7 @@ pub fn apply(model: Model, parameters: &Parameters, group: Arc<Group>) -> Result
     let pairs = parameters.weights.iter().cloned().zip(parameters.parts.iter().cloned());
     let (mut root, mut lists) = (Vec::new(), Vec::<(String, Vec<(Named, Named)>)>::new());
     for (whole, part) in pairs {
-        match module_of(&whole.name) {
+        match block_of(&whole.name) {
             None => root.push((whole, part)),
             Some(module) => match lists.last_mut() {
                 Some((last, list)) if last == module => list.push((whole, part)),
@@ -89,19 +71,16 @@ pub fn apply(model: Model, parameters: &Parameters, group: Arc<Group>) -> Result
         })
     });
     let blocks = blocks.collect();
-    let shapes = parameters.weights.iter().map(|named| (named.name.clone(), named.tensor.size())).collect();
     let model = ShardedTransformer { inner: model, root: Arc::clone(&units[0]), blocks, trouble: trouble.clone() };
-    Ok((Box::new(model), Shards { group, units, shapes, trouble }))
-}
-
-/// `transformer_blocks.3` of `transformer_blocks.3.attn.to_q.weight`; none for a parameter outside of blocks.
-fn module_of(name: &str) -> Option<&str> {
-    let list = name.find('.')?;
-    let end = list + 1 + name[list + 1..].find('.')?;
-    name[list + 1..end].bytes().all(|byte| byte.is_ascii_digit()).then_some(&name[..end])
+    Ok((Box::new(model), Shards { group, units, trouble }))
 }
 
 impl Shards {
+    /// Begins a backward, perhaps after other forwards and backwards than its own: what is in no block is here again.
+    pub fn begin_backward(&self) -> Result<()> {
+        self.units[0].need()
+    }
+
     /// Ends a backward: gradients are in the parts. All ranks must run as many backwards.
     pub fn end_backward(&self) -> Result<()> {
         // In the order in which backward goes, so that ranks whose graphs reach less make the same calls.
@@ -124,27 +103,9 @@ impl Shards {
         Ok(())
     }
 
-    /// The l2 norm over the gradients of all parts on all ranks.
-    pub fn gradient_norm(&self, parts: &[Named]) -> Result<f64> {
-        let own = nn::optim::gradient_norm(parts)?;
-        let sum = Tensor::f_from_slice(&[own * own])?;
-        self.group.all_reduce(&sum, Reduction::Sum)?.wait()?;
-        Ok(f64::try_from(sum.f_sqrt()?)?)
-    }
-
     /// What went wrong between ranks inside forward or backward, if anything did.
     pub fn failure(&self) -> Option<Error> {
-        self.trouble.0.lock().unwrap_or_else(PoisonError::into_inner).take()
-    }
-
-    /// Which part is this rank's.
-    pub fn part(&self) -> Part {
-        Part { index: self.group.index(), count: self.group.size() }
-    }
-
-    /// The whole shape of a parameter.
-    pub fn whole_shape(&self, name: &str) -> Option<&[i64]> {
-        self.shapes.get(name).map(Vec::as_slice)
+        self.trouble.take()
     }
 }
 

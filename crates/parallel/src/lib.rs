@@ -5,13 +5,24 @@
 //! added up between ranks, never averaged.
 
 pub mod checkpoint;
+mod cp;
 pub mod ddp;
 mod error;
+mod exchange;
 pub mod fsdp;
+mod layout;
+mod outline;
+mod pp;
+mod ring;
 mod spread;
 mod team;
+pub mod tokens;
+mod tp;
+mod trouble;
 mod unit;
 
 pub use error::{Error, Result};
-pub use spread::{Spread, part, spread};
+pub use outline::Outline;
+pub use pp::Flight;
+pub use spread::{Frame, Spread};
 pub use team::Team;

@@ -1,97 +1,256 @@
 //! The order in which techniques are applied to a model, and the one way in which a training step talks to them.
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 use std::sync::Arc;
 
-use nn::{Named, Parameters, Part};
+use nn::{Builder, Inputs, Named, Parameters, Part, Share, Transformer, block_of};
 use spec::mesh::Axis;
+use tch::{Device, Kind, Tensor};
 
 use crate::ddp::{BUCKET_BYTES, Reducer};
 use crate::error::{Error, Result};
 use crate::fsdp::{self, Model, Shards};
+use crate::outline::Outline;
+use crate::pp::{Flight, Piped, Pipeline, Stage};
 use crate::team::Team;
+use crate::tokens::Tokens;
+
+/// What this rank is to have of a model, before it is built.
+#[derive(Debug)]
+pub struct Frame {
+    outline: Outline,
+    stage: Option<Range<usize>>,
+    tokens: Option<Arc<Tokens>>,
+    part: Option<Part>,
+}
+
+impl Frame {
+    /// This rank's share of the model that `outline` is of. All ranks must ask at the same point.
+    pub fn new(team: &Team, outline: Outline) -> Result<Self> {
+        let (place, stages) = team.place(Axis::Pp);
+        let stage = if stages > 1 { Some(outline.stages(stages)?.swap_remove(place)) } else { None };
+        Ok(Self { outline, stage, tokens: Tokens::new(team)?, part: part(team)? })
+    }
+
+    /// Makes `builder` build no more than that; layers compute in `compute`.
+    pub fn on(&self, team: &Team, mut builder: Builder, compute: Kind) -> Builder {
+        if let Some(division) = self.tokens.as_ref().and_then(|tokens| tokens.division(team.mesh())) {
+            builder = builder.divided(division);
+        }
+        if let Some(stage) = &self.stage {
+            builder = builder.only(self.outline.paths(stage.clone()));
+        }
+        match self.part {
+            Some(part) => builder.split(part, compute),
+            None => builder,
+        }
+    }
+
+    /// Spreads the model that was built so.
+    pub fn spread(self, team: &Team, mut model: Model, parameters: &Parameters) -> Result<(Model, Spread)> {
+        let (mut shards, mut pipeline) = (None, None);
+        if let Some(tokens) = &self.tokens {
+            model = tokens.apply(model);
+        }
+        if let Some(stage) = self.stage {
+            model = Box::new(Stage::new(model, stage));
+        }
+        if self.part.is_some() {
+            let (sharded, held) = fsdp::apply(model, parameters, team.along(&FSDP)?)?;
+            (model, shards) = (sharded, Some(held));
+        }
+        let (stage, stages) = team.place(Axis::Pp);
+        if stages > 1 {
+            let piped = Arc::new(Pipeline::new(team.along(&[Axis::Pp])?));
+            model = Box::new(Piped { inner: model, pipeline: Arc::clone(&piped) });
+            pipeline = Some(piped);
+        }
+        let trained_in_parts = shards.is_some() && parameters.adapter_spec().is_none();
+        let mut held: BTreeMap<String, Held> = BTreeMap::new();
+        // Group of ranks → what they hold alike. Every rank makes its groups in the order of their ranks.
+        let mut alike: BTreeMap<Vec<usize>, Vec<Named>> = BTreeMap::new();
+        for named in parameters.trainable() {
+            let share = parameters.shares.get(&named.name).cloned();
+            let share = share.ok_or_else(|| Error::Unfit(format!("nothing is known about `{}`", named.name)))?;
+            let axes = copied(&named.name, &share, trained_in_parts);
+            let first = axes.iter().all(|axis| team.place(*axis).0 == 0);
+            held.insert(named.name.clone(), Held { share, first });
+            alike.entry(team.ranks(&axes)).or_default().push(named);
+        }
+        let mut copies = Vec::new();
+        for (ranks, named) in alike {
+            let reducer = Reducer::new(team.group(&ranks)?, &named, BUCKET_BYTES)?;
+            // Stages come to the end of their backwards one after the other: what they share waits for all of them.
+            let staged = ranks.iter().any(|rank| team.mesh().coordinates(*rank)[Axis::Pp as usize] != stage);
+            copies.push(Copies { reducer, early: !trained_in_parts && !staged });
+        }
+        let in_part = |held: &Held| held.share != Share::whole(held.share.whole_shape());
+        let divided = pipeline.is_some() || held.values().any(in_part);
+        let leads = Axis::ALL.into_iter().filter(|axis| *axis != Axis::Pp).all(|axis| team.place(axis).0 == 0);
+        let Self { outline, tokens, .. } = self;
+        let spread = Spread { outline, pipeline, tokens, shards, copies, held, trained_in_parts, divided, leads };
+        Ok((model, spread))
+    }
+}
+
+/// Axes along which parameters are split by runs of elements: ranks with other samples, or other tokens of them.
+const FSDP: [Axis; 2] = [Axis::DpShard, Axis::Cp];
+
+/// Which part of each parameter is this rank's, if parameters are split.
+fn part(team: &Team) -> Result<Option<Part>> {
+    let group = team.along(&FSDP)?;
+    Ok((group.size() > 1).then(|| Part { index: group.index(), count: group.size() }))
+}
+
+/// Axes along which ranks hold the same of a trained parameter, each with its own gradient.
+fn copied(name: &str, share: &Share, in_parts: bool) -> Vec<Axis> {
+    // What is in no block, every stage has.
+    let mut axes: Vec<Axis> = block_of(name).is_none().then_some(Axis::Pp).into_iter().collect();
+    axes.push(Axis::DpReplicate);
+    axes.extend(FSDP.into_iter().filter(|_| !in_parts));
+    axes.extend((!share.is_cut()).then_some(Axis::Tp));
+    axes
+}
+
+/// Gradients of parameters that some ranks hold alike.
+#[derive(Debug)]
+struct Copies {
+    reducer: Reducer,
+    /// Whether they may be added up as they come, during the last backward.
+    early: bool,
+}
 
 /// How a model is spread over the ranks.
 #[derive(Debug)]
 pub struct Spread {
-    /// Parameters in parts; none if every rank has all of them.
+    outline: Outline,
+    pipeline: Option<Arc<Pipeline>>,
+    tokens: Option<Arc<Tokens>>,
+    /// Parameters in parts; none if every rank has all of its own.
     shards: Option<Shards>,
-    /// Adds up the gradients of what several ranks hold alike.
-    copies: Reducer,
+    /// Add up the gradients of what several ranks hold alike.
+    copies: Vec<Copies>,
+    /// Trained parameter → what is held of it.
+    held: BTreeMap<String, Held>,
     /// Whether what is trained is held in parts.
     trained_in_parts: bool,
+    /// Whether of any trained parameter less than all is held.
+    divided: bool,
+    /// Whether this rank is the first of those that hold anything of the same blocks.
+    leads: bool,
 }
 
-/// The part of each parameter that this rank holds, if parameters are split.
-pub fn part(team: &Team) -> Option<Part> {
-    let (index, count) = team.place(Axis::DpShard);
-    (count > 1).then_some(Part { index, count })
-}
-
-/// Spreads a model that was built with [`part`].
-pub fn spread(team: &Team, model: Model, parameters: &Parameters) -> Result<(Model, Spread)> {
-    let trained = parameters.trainable();
-    let (model, shards) = match part(team) {
-        Some(_) => {
-            let (model, shards) = fsdp::apply(model, parameters, team.along(&[Axis::DpShard])?)?;
-            (model, Some(shards))
-        }
-        None => (model, None),
-    };
-    let trained_in_parts = shards.is_some() && parameters.adapter_spec().is_none();
-    // Parts are alike on the replicas of the shards, whole parameters on all ranks.
-    let alike = if trained_in_parts { team.along(&[Axis::DpReplicate])? } else { Arc::clone(team.data()) };
-    let copies = Reducer::new(alike, &trained, BUCKET_BYTES)?;
-    Ok((model, Spread { shards, copies, trained_in_parts }))
+#[derive(Debug)]
+struct Held {
+    share: Share,
+    /// Whether this rank is the first of those that hold the same.
+    first: bool,
 }
 
 impl Spread {
-    /// The parts, if parameters are split.
-    pub fn shards(&self) -> Option<&Shards> {
-        self.shards.as_ref()
+    /// What this rank holds of a trained parameter, or of a number kept for each of its elements (`<name>.exp_avg`).
+    pub fn share(&self, name: &str) -> Option<&Share> {
+        self.held(name).map(|held| &held.share)
     }
 
-    /// The shards, if what is trained is held in parts.
-    pub fn trained_shards(&self) -> Option<&Shards> {
-        self.shards.as_ref().filter(|_| self.trained_in_parts)
+    fn held(&self, name: &str) -> Option<&Held> {
+        self.held.get(name).or_else(|| self.held.get(name.rsplit_once('.')?.0))
     }
 
-    /// Whether ranks must run the model as often as each other.
+    /// Whether this rank writes down what it holds of `name`.
+    pub(crate) fn is_first(&self, name: &str) -> bool {
+        self.held(name).is_some_and(|held| held.first)
+    }
+
+    /// Whether this rank is the first of those that hold anything of the same blocks.
+    pub(crate) fn leads(&self) -> bool {
+        self.leads
+    }
+
+    /// Whether no rank has the whole model, so that all must run it as often as each other.
     pub fn in_step(&self) -> bool {
-        self.shards.is_some()
+        self.shards.is_some() || self.tokens.is_some() || self.pipeline.is_some()
+    }
+
+    /// All that is trained, whoever holds it: name and shape.
+    pub fn trained(&self) -> &[(String, Vec<i64>)] {
+        self.outline.trained()
+    }
+
+    /// Micro-batches that go forward before the first comes back.
+    pub fn depth(&self) -> usize {
+        self.pipeline.as_ref().map_or(0, |pipeline| pipeline.depth())
+    }
+
+    /// Runs the model on a micro-batch, to be brought [back](Self::backward) in the order of forwards. The prediction is on the
+    /// ranks of the last stage.
+    pub fn forward(
+        &self,
+        model: &dyn Transformer,
+        inputs: &Inputs,
+        recompute: bool,
+    ) -> nn::Result<(Option<Tensor>, Flight)> {
+        match &self.pipeline {
+            Some(pipeline) => pipeline.forward(model, inputs, recompute),
+            None => Ok((Some(model.forward(inputs, recompute)?), Flight::default())),
+        }
+    }
+
+    /// Gradients of a micro-batch: from `loss`, where its prediction was.
+    pub fn backward(&self, flight: Flight, loss: Option<Tensor>) -> Result<()> {
+        self.shards.as_ref().map_or(Ok(()), Shards::begin_backward)?;
+        match (&self.pipeline, loss) {
+            (Some(pipeline), loss) => pipeline.backward(flight, loss)?,
+            (None, Some(loss)) => torch::autograd::backward(&[loss], &[], false)?,
+            (None, None) => return Err(Error::Unfit("a backward without a loss".to_owned())),
+        }
+        self.shards.as_ref().map_or(Ok(()), Shards::end_backward)
+    }
+
+    /// The last stage's numbers, `count` of them, on all stages.
+    pub fn last_stage(&self, own: Vec<f32>, count: usize) -> Result<Vec<f32>> {
+        let Some(pipeline) = &self.pipeline else { return Ok(own) };
+        let own = if pipeline.depth() == 0 { Some(Tensor::f_from_slice(&own)?) } else { None };
+        let numbers = Vec::<f32>::try_from(pipeline.last(own)?)?;
+        if numbers.len() != count {
+            return Err(Error::Unfit(format!("{} losses came, not {count}", numbers.len())));
+        }
+        Ok(numbers)
     }
 
     /// Before the last backward of a step.
     pub fn before_last_backward(&self) {
-        if !self.trained_in_parts {
-            self.copies.arm();
-        }
-    }
-
-    /// After each backward.
-    pub fn after_backward(&self) -> Result<()> {
-        self.shards.as_ref().map_or(Ok(()), Shards::end_backward)
+        self.copies.iter().filter(|copies| copies.early).for_each(|copies| copies.reducer.arm());
     }
 
     /// After the last backward: gradients are those of the global batch.
     pub fn finish(&self) -> Result<()> {
-        if let Some(shards) = self.trained_shards() {
+        if let Some(shards) = self.shards.as_ref().filter(|_| self.trained_in_parts) {
             shards.finish()?;
         }
-        self.copies.finish()
+        if let Some(pipeline) = &self.pipeline {
+            pipeline.settle()?;
+        }
+        self.copies.iter().try_for_each(|copies| copies.reducer.finish())
     }
 
     /// The global l2 norm of the gradients.
-    pub fn gradient_norm(&self, trained: &[Named]) -> Result<f64> {
-        match self.trained_shards() {
-            Some(shards) => shards.gradient_norm(trained),
-            None => Ok(nn::optim::gradient_norm(trained)?),
+    pub fn gradient_norm(&self, team: &Team, trained: &[Named]) -> Result<f64> {
+        if !self.divided {
+            return Ok(nn::optim::gradient_norm(trained)?);
         }
+        let counted: Vec<Named> = trained.iter().filter(|named| self.is_first(&named.name)).cloned().collect();
+        let own = nn::optim::gradient_norm(&counted)?;
+        Ok(team.total(own * own)?.sqrt())
     }
 
     /// See [`nn::optim::clip_gradients`].
-    pub fn clip(&self, trained: &[Named], max_norm: f64) -> Result<f64> {
-        let Some(shards) = self.trained_shards() else { return Ok(nn::optim::clip_gradients(trained, max_norm)?) };
-        let norm = shards.gradient_norm(trained)?;
+    pub fn clip(&self, team: &Team, trained: &[Named], max_norm: f64) -> Result<f64> {
+        if !self.divided {
+            return Ok(nn::optim::clip_gradients(trained, max_norm)?);
+        }
+        let norm = self.gradient_norm(team, trained)?;
         if !norm.is_finite() {
             // Names this rank's own, if it has any.
             nn::optim::clip_gradients(trained, max_norm)?;
@@ -101,8 +260,55 @@ impl Spread {
         Ok(norm)
     }
 
+    /// Whole tensors, on every rank, of all that is trained, of which each rank holds some: `named`. For small ones, such as
+    /// adapters.
+    pub fn whole(&self, team: &Team, named: &[Named]) -> Result<Vec<Named>> {
+        if !self.divided {
+            return Ok(named.to_vec());
+        }
+        let whole = |(name, shape): &(String, Vec<i64>)| {
+            let flat = Tensor::f_zeros([shape.iter().product::<i64>()], (Kind::Float, Device::Cpu))?;
+            let own = named.iter().find(|own| own.name == *name).zip(self.held(name).filter(|held| held.first));
+            if let Some((own, held)) = own {
+                let (own, mut from) = (own.tensor.f_detach()?.f_reshape([-1])?, 0);
+                for run in held.share.runs() {
+                    let (first, length) = (run.first as i64, run.length as i64);
+                    flat.f_narrow(0, first, length)?.f_copy_(&own.f_narrow(0, from, length)?)?;
+                    from += length;
+                }
+            }
+            team.add_up(&flat)?;
+            Ok(Named { name: name.clone(), tensor: flat.f_view(shape.as_slice())? })
+        };
+        self.trained().iter().map(whole).collect()
+    }
+
+    /// Of the trained parameters and what is kept for each of their elements, in the order of the model, what any rank holds:
+    /// name and shape. `held`: what this rank holds.
+    pub(crate) fn held_by_any(&self, team: &Team, held: &[Named]) -> Result<Vec<(String, Vec<i64>)>> {
+        let own: BTreeSet<&str> = held.iter().map(|named| named.name.as_str()).collect();
+        let all = self.trained().iter().flat_map(|(name, shape)| {
+            let kept = nn::optim::SUFFIXES.iter().map(move |suffix| {
+                // One number for all elements, or one for each.
+                let shape = if *suffix == "step" { Vec::new() } else { shape.clone() };
+                (format!("{name}.{suffix}"), shape)
+            });
+            std::iter::once((name.clone(), shape.clone())).chain(kept)
+        });
+        let all: Vec<_> = all.collect();
+        let flags: Vec<f32> = all.iter().map(|(name, _)| f32::from(u8::from(own.contains(name.as_str())))).collect();
+        let flags = Tensor::f_from_slice(&flags)?;
+        team.add_up(&flags)?;
+        let flags = Vec::<f32>::try_from(flags)?;
+        Ok(all.into_iter().zip(flags).filter(|(_, flag)| *flag > 0.0).map(|(named, _)| named).collect())
+    }
+
     /// The failure between ranks behind an error of forward or backward, which only pass texts on.
     pub fn failure(&self) -> Option<Error> {
-        self.copies.failure().or_else(|| self.shards.as_ref().and_then(Shards::failure))
+        let copies = self.copies.iter().find_map(|copies| copies.reducer.failure());
+        let shards = || self.shards.as_ref().and_then(Shards::failure);
+        let tokens = || self.tokens.as_ref().and_then(|tokens| tokens.failure());
+        let pipeline = || self.pipeline.as_ref().and_then(|pipeline| pipeline.failure());
+        copies.or_else(shards).or_else(tokens).or_else(pipeline)
     }
 }

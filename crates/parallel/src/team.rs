@@ -60,7 +60,22 @@ impl Team {
 
     /// The ranks that differ from this one along `axes` at most. All ranks must ask for the same axes.
     pub fn along(&self, axes: &[Axis]) -> Result<Arc<Group>> {
-        Ok(self.world.group(&self.mesh.group(self.world.rank(), axes))?)
+        self.group(&self.ranks(axes))
+    }
+
+    /// As [`along`](Self::along), their ranks.
+    pub(crate) fn ranks(&self, axes: &[Axis]) -> Vec<usize> {
+        self.mesh.group(self.world.rank(), axes)
+    }
+
+    /// The group of these ranks, of which this is one; all of them must ask for it.
+    pub fn group(&self, ranks: &[usize]) -> Result<Arc<Group>> {
+        Ok(self.world.group(ranks)?)
+    }
+
+    /// Where the calls between ranks can be recorded.
+    pub fn trace(&self) -> &comm::Trace {
+        self.world.trace()
     }
 
     /// The ranks that see different samples.
@@ -80,18 +95,27 @@ impl Team {
 
     /// The greatest of the ranks' numbers.
     pub fn greatest(&self, number: f64) -> Result<f64> {
-        Ok(self.reduced(&[number], Reduction::Max)?[0])
+        Ok(reduced(&self.everyone, &[number], Reduction::Max)?[0])
     }
 
-    /// The sums of the ranks' numbers, place by place.
+    /// The sums over the shares of the data, place by place; ranks that work on the same samples count once.
     pub fn sums(&self, numbers: &[f64]) -> Result<Vec<f64>> {
-        self.reduced(numbers, Reduction::Sum)
+        reduced(&self.data, numbers, Reduction::Sum)
     }
 
-    fn reduced(&self, numbers: &[f64], reduction: Reduction) -> Result<Vec<f64>> {
-        let tensor = Tensor::f_from_slice(numbers)?;
-        self.everyone.all_reduce(&tensor, reduction)?.wait()?;
-        Ok(Vec::try_from(tensor)?)
+    /// `tensor` becomes the sum of all ranks' tensors.
+    pub(crate) fn add_up(&self, tensor: &Tensor) -> Result<()> {
+        Ok(self.everyone.all_reduce(tensor, Reduction::Sum)?.wait()?)
+    }
+
+    /// The sum of the ranks' numbers.
+    pub(crate) fn total(&self, number: f64) -> Result<f64> {
+        Ok(reduced(&self.everyone, &[number], Reduction::Sum)?[0])
+    }
+
+    /// Ranks that work on the same samples and each end up with their losses.
+    pub fn redundancy(&self) -> usize {
+        self.mesh.degree(Axis::Cp) * self.mesh.degree(Axis::Tp)
     }
 
     /// The numbers of every share of the data; all ranks know that share i has `counts[i]` of them.
@@ -130,4 +154,10 @@ impl Team {
     pub fn leave(self) -> Result<()> {
         Ok(self.world.leave()?)
     }
+}
+
+fn reduced(group: &Group, numbers: &[f64], reduction: Reduction) -> Result<Vec<f64>> {
+    let tensor = Tensor::f_from_slice(numbers)?;
+    group.all_reduce(&tensor, reduction)?.wait()?;
+    Ok(Vec::try_from(tensor)?)
 }

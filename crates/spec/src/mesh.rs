@@ -48,6 +48,8 @@ impl fmt::Display for Axis {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Mesh {
     degrees: [usize; 6],
+    /// Along `cp`, groups of neighbours that form a ring; the ranks of a group trade heads.
+    ring: usize,
 }
 
 /// Degrees as a training recipe asks for them, in the peer's keys; what is left out is found by division, or is 1.
@@ -59,6 +61,10 @@ pub struct Asked {
     pub dp_replicate: Option<usize>,
     /// `cp_size`.
     pub cp: usize,
+    /// `cp_ring_degree`.
+    pub cp_ring: Option<usize>,
+    /// `cp_ulysses_degree`.
+    pub cp_ulysses: Option<usize>,
     /// `tp_size`.
     pub tp: usize,
     /// `pp_size`.
@@ -72,7 +78,7 @@ pub struct Asked {
 impl Mesh {
     /// One rank.
     pub fn alone() -> Self {
-        Self { degrees: [1; 6] }
+        Self { degrees: [1; 6], ring: 1 }
     }
 
     /// Whole copies on `ranks` ranks.
@@ -80,7 +86,7 @@ impl Mesh {
         Self::alone().with(Axis::DpReplicate, ranks)
     }
 
-    /// This mesh with another degree along `axis`.
+    /// This mesh with another degree along `axis`; along `cp`, ranks trade heads.
     #[must_use]
     pub fn with(mut self, axis: Axis, degree: usize) -> Self {
         self.degrees[axis as usize] = degree;
@@ -89,7 +95,8 @@ impl Mesh {
 
     /// The mesh that `asked` means on `world` ranks; a mistake names its key and shows the arithmetic.
     pub fn of(asked: &Asked, world: usize) -> Result<Self, Problem> {
-        let Asked { dp, dp_replicate, cp, tp, pp, ep, sharded } = *asked;
+        let Asked { dp, dp_replicate, cp, tp, pp, ep, sharded, .. } = *asked;
+        let ring = ring(asked)?;
         let model = pp * cp * tp * ep;
         let others: Vec<String> = [("pp_size", pp), ("cp_size", cp), ("tp_size", tp), ("ep_size", ep)]
             .into_iter()
@@ -116,7 +123,12 @@ impl Mesh {
             let message = format!("dp_replicate_size {replicate} does not divide dp_size {dp}");
             return Err(Problem::new(message).field("dp_replicate_size").help("dp_size counts the replicas, too"));
         }
-        Ok(Self { degrees: [pp, replicate, dp / replicate, cp, tp, ep] })
+        Ok(Self { degrees: [pp, replicate, dp / replicate, cp, tp, ep], ring })
+    }
+
+    /// Ranks along `cp` that trade tokens for heads with each other.
+    pub fn ulysses(&self) -> usize {
+        self.degree(Axis::Cp) / self.ring
     }
 
     /// Ranks along `axis`.
@@ -163,6 +175,33 @@ impl Mesh {
     }
 }
 
+/// Groups along `cp` that form a ring: the two degrees multiply to `cp_size`, and what is left out of them is found by division.
+fn ring(asked: &Asked) -> Result<usize, Problem> {
+    let Asked { cp, cp_ring, cp_ulysses, .. } = *asked;
+    let wrong = |key: &str, message: String| {
+        let help = "`cp_size` is the product of the two degrees; leave one of them out";
+        Err(Problem::new(message).field(key).help(help))
+    };
+    match (cp_ring, cp_ulysses) {
+        (Some(ring), Some(ulysses)) if ring * ulysses != cp => {
+            let product = ring * ulysses;
+            wrong(
+                "cp_ring_degree",
+                format!("cp_ring_degree {ring} × cp_ulysses_degree {ulysses} is {product}, but cp_size is {cp}"),
+            )
+        }
+        (Some(ring), None) if ring == 0 || cp % ring != 0 => {
+            wrong("cp_ring_degree", format!("cp_ring_degree {ring} does not divide cp_size {cp}"))
+        }
+        (None, Some(ulysses)) if ulysses == 0 || cp % ulysses != 0 => {
+            wrong("cp_ulysses_degree", format!("cp_ulysses_degree {ulysses} does not divide cp_size {cp}"))
+        }
+        (Some(ring), _) => Ok(ring),
+        (None, Some(ulysses)) => Ok(cp / ulysses),
+        (None, None) => Ok(1),
+    }
+}
+
 impl fmt::Display for Mesh {
     /// `dp_replicate 2 × dp_shard 4`; `1 rank`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -180,7 +219,7 @@ mod tests {
     use super::*;
 
     fn meshes() -> impl Strategy<Value = Mesh> {
-        prop::array::uniform6(1usize..4).prop_map(|degrees| Mesh { degrees })
+        prop::array::uniform6(1usize..4).prop_map(|degrees| Mesh { degrees, ring: 1 })
     }
 
     fn asked() -> Asked {
@@ -238,6 +277,16 @@ mod tests {
     }
 
     #[test]
+    fn a_context_is_a_ring_of_groups_that_trade_heads() {
+        let ulysses = |ring, ulysses| {
+            let asked = Asked { cp: 4, cp_ring: ring, cp_ulysses: ulysses, ..asked() };
+            Mesh::of(&asked, 4).unwrap().ulysses()
+        };
+        assert_eq!([ulysses(None, None), ulysses(Some(2), None), ulysses(None, Some(1))], [4, 2, 1]);
+        assert_eq!(ulysses(Some(2), Some(2)), 2);
+    }
+
+    #[test]
     fn copies_are_the_replicate_axis() {
         let mesh = Mesh::of(&Asked { sharded: false, ..asked() }, 4).unwrap();
         assert_eq!((mesh, mesh.degree(Axis::DpShard)), (Mesh::replicated(4), 1));
@@ -254,5 +303,9 @@ mod tests {
         let problem = refused(Asked { dp_replicate: Some(3), ..asked() }, 4);
         assert_eq!(problem.message, "dp_replicate_size 3 does not divide dp_size 4");
         assert_eq!(problem.field.as_deref(), Some("dp_replicate_size"));
+        let problem = refused(Asked { cp: 4, cp_ring: Some(2), cp_ulysses: Some(4), ..asked() }, 4);
+        assert_eq!(problem.message, "cp_ring_degree 2 × cp_ulysses_degree 4 is 8, but cp_size is 4");
+        let problem = refused(Asked { cp: 4, cp_ulysses: Some(3), ..asked() }, 4);
+        assert_eq!(problem.message, "cp_ulysses_degree 3 does not divide cp_size 4");
     }
 }

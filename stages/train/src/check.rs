@@ -5,7 +5,8 @@ use std::path::Path;
 
 use models::{Family, ModelFolder};
 use nn::{BuildOptions, Builder};
-use spec::Problem;
+use spec::mesh::Axis;
+use spec::{Mesh, Problem};
 use stage::{Checked, Source, SourceKind};
 use tch::{Device, Kind};
 
@@ -29,12 +30,13 @@ pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Pat
         }
     };
     let Config { model, checkpoint, .. } = &loaded.config;
+    let mesh = loaded.config.distributed.mesh(ranks);
     checked.key = serde_json::to_value(&loaded.config).unwrap_or_default();
     if !model.name.is_empty() {
         match Source::model("model", &model.name, model.revision.as_deref(), base_dir, PARTS) {
             Ok(source) => {
                 if source.kind == SourceKind::Path {
-                    checked.problems.extend(against_model(&loaded, Path::new(&source.location)));
+                    checked.problems.extend(against_model(&loaded, mesh.as_ref().ok(), Path::new(&source.location)));
                 }
                 checked.sources.push(source);
             }
@@ -47,9 +49,15 @@ pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Pat
             Err(problem) => checked.problems.push(loaded.place("checkpoint.restore_from", problem)),
         }
     }
-    if let Err(problem) = loaded.config.distributed.mesh(ranks) {
-        let path = problem.field.clone().unwrap_or_default();
-        checked.problems.push(loaded.place(&path, problem));
+    match mesh {
+        Ok(mesh) => {
+            let refused = loaded.config.refused_on(&mesh);
+            checked.problems.extend(refused.map(|(path, problem)| loaded.place(path, problem)));
+        }
+        Err(problem) => {
+            let path = problem.field.clone().unwrap_or_default();
+            checked.problems.push(loaded.place(&path, problem));
+        }
     }
     checked.notes.extend(loaded.notes);
     checked.notes.extend(loaded.config.distributed.remarks(ranks));
@@ -82,15 +90,20 @@ fn restored(from: &str, base_dir: &Path) -> Result<Source, Problem> {
 }
 
 /// Mistakes that only show against the model's own configuration.
-fn against_model(loaded: &Loaded, path: &Path) -> Vec<Problem> {
+fn against_model(loaded: &Loaded, mesh: Option<&Mesh>, path: &Path) -> Vec<Problem> {
     let found = ModelFolder::open(path).and_then(|folder| Ok((models::family_of(&folder)?, folder)));
     match found {
-        Ok((family, folder)) => against_family(loaded, family, &folder),
+        Ok((family, folder)) => against_family(loaded, mesh, family, &folder),
         Err(error) => vec![loaded.place("model.pretrained_model_name_or_path", problem_of(&error))],
     }
 }
 
-fn against_family(loaded: &Loaded, family: &'static dyn Family, folder: &ModelFolder) -> Vec<Problem> {
+fn against_family(
+    loaded: &Loaded,
+    mesh: Option<&Mesh>,
+    family: &'static dyn Family,
+    folder: &ModelFolder,
+) -> Vec<Problem> {
     let config = &loaded.config;
     let mut problems = Vec::new();
     let mut refuse = |path: &str, problem: Problem| problems.push(loaded.place(path, problem));
@@ -118,11 +131,19 @@ fn against_family(loaded: &Loaded, family: &'static dyn Family, folder: &ModelFo
     let adapter = session::adapter_spec(config, family);
     let has_peft = adapter.is_some();
     let options = BuildOptions { device: Device::Cpu, storage: Kind::Float, trainable: true, adapter };
-    let builder = Builder::meta(options);
-    if let Err(error) = family.transformer(folder, &builder) {
-        refuse("model.pretrained_model_name_or_path", problem_of(&error));
-    } else if let Err(error) = builder.finish() {
-        refuse(if has_peft { "peft.target_modules" } else { "model" }, problem_of(&error));
+    let builder = Builder::meta(options.clone());
+    match family.transformer(folder, &builder) {
+        Err(error) => refuse("model.pretrained_model_name_or_path", problem_of(&error)),
+        Ok(model) => match builder.finish() {
+            Err(error) => refuse(if has_peft { "peft.target_modules" } else { "model" }, problem_of(&error)),
+            Ok(parameters) => {
+                if let Some((path, problem)) = mesh.and_then(|mesh| {
+                    divided(mesh, family, folder, options).or_else(|| cut(mesh, model.as_ref(), &parameters))
+                }) {
+                    refuse(path, problem);
+                }
+            }
+        },
     }
     // What the model can draw, not the coarser grid on which its buckets are laid out. A folder without a VAE is told elsewhere.
     if let (Some(samples), Ok(unit)) = (&config.samples, family.pixel_unit(folder)) {
@@ -134,6 +155,39 @@ fn against_family(loaded: &Loaded, family: &'static dyn Family, folder: &ModelFo
         }
     }
     problems
+}
+
+/// Layers that cannot be divided as the mesh asks.
+fn divided(
+    mesh: &Mesh,
+    family: &'static dyn Family,
+    folder: &ModelFolder,
+    options: BuildOptions,
+) -> Option<(&'static str, Problem)> {
+    let builder = Builder::meta(options).divided(parallel::tokens::division(mesh)?);
+    let error = family.transformer(folder, &builder).err()?;
+    let [tp, cp] = [Axis::Tp, Axis::Cp].map(|axis| mesh.degree(axis));
+    let key = if tp > 1 { "fsdp.tp_size" } else { "fsdp.cp_size" };
+    let (ulysses, ring) = (mesh.ulysses(), cp / mesh.ulysses());
+    let message = match (tp > 1, ulysses > 1) {
+        (true, true) => format!("tp_size {tp} × cp_ulysses_degree {ulysses}: {error}"),
+        (true, false) => format!("tp_size {tp}: {error}"),
+        _ => format!("cp_ulysses_degree {ulysses}: {error}"),
+    };
+    let help = if ulysses > 1 {
+        format!("`cp_ring_degree: {cp}` in place of {ring} leaves all heads on each rank")
+    } else {
+        "choose a size that divides them, or `cp_size`, which divides tokens".to_owned()
+    };
+    Some((key, Problem::new(message).help(help)))
+}
+
+/// Blocks that are too few for the mesh.
+fn cut(mesh: &Mesh, model: &dyn nn::Transformer, parameters: &nn::Parameters) -> Option<(&'static str, Problem)> {
+    let stages = mesh.degree(Axis::Pp);
+    let outline = parallel::Outline::of(model, parameters);
+    let error = outline.and_then(|outline| outline.stages(stages)).err()?;
+    Some(("fsdp.pp_size", Problem::new(format!("pp_size {stages}: {error}"))))
 }
 
 fn problem_of(error: &(impl miette::Diagnostic + 'static)) -> Problem {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use nn::{Named, Weights};
-use parallel::fsdp::Shards;
+use parallel::Spread;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use spec::Problem;
@@ -175,19 +175,14 @@ pub(crate) fn write(
 fn write_result(session: &Session, config: &Config, folder: &Path, origin: &Origin<'_>) -> Result<(), Failure> {
     let (team, parameters) = (&session.team, &session.parameters);
     if config.peft.is_some() {
-        let save = || nn::lora_file::save(folder, parameters, Some(origin.base_model)).map(|_| ());
+        let whole = session.spread.whole(team, &parameters.adapter).map_err(between_ranks)?;
+        let whole = parameters.with_adapter(whole);
+        let save = || nn::lora_file::save(folder, &whole, Some(origin.base_model)).map(|_| ());
         return if team.leads() { save().map_err(unusable) } else { Ok(()) };
     }
     let (folder, kind) = (folder.join("transformer"), Some(Kind::from(config.model.torch_dtype)));
-    if let Some(shards) = session.spread.trained_shards() {
-        let parts = shards.parts(&parameters.parts, kind).map_err(between_ranks)?;
-        return parallel::checkpoint::save_model(team, &folder, STEM, parts, nn::save::SHARD_BYTES)
-            .map_err(between_ranks);
-    }
-    if team.leads() {
-        nn::save::save_model(&folder, STEM, &parameters.weights, kind, nn::save::SHARD_BYTES).map_err(unusable)?;
-    }
-    Ok(())
+    let parts = session.spread.parts(team, session.trained(), kind).map_err(between_ranks)?;
+    parallel::checkpoint::save_model(team, &folder, STEM, parts, nn::save::SHARD_BYTES).map_err(between_ranks)
 }
 
 /// Removes checkpoints before `newest` that are not `due`, and the oldest beyond `max_recent`.
@@ -238,15 +233,8 @@ fn write_progress(config: &Config, folder: &Path, (epoch, step): (u64, u64)) -> 
 /// Whole tensors whatever the mesh, so that any other mesh can go on from them.
 fn save(session: &Session, folder: &Path, name: &str, tensors: &[Named]) -> Result<(), Failure> {
     let (path, metadata) = (folder.join(format!("{name}.safetensors")), BTreeMap::new());
-    if let Some(shards) = session.spread.trained_shards() {
-        let parts = shards.parts(tensors, None).map_err(between_ranks)?;
-        return parallel::checkpoint::save(&session.team, &path, &parts, &metadata).map_err(between_ranks);
-    }
-    if !session.team.leads() {
-        return Ok(());
-    }
-    let pairs = tensors.iter().map(|named| (named.name.as_str(), &named.tensor));
-    nn::save::save_safetensors(&path, pairs, &metadata).map_err(Failure::from_diagnostic)
+    let parts = session.spread.parts(&session.team, tensors, None).map_err(between_ranks)?;
+    parallel::checkpoint::save(&session.team, &path, &parts, &metadata).map_err(between_ranks)
 }
 
 /// Takes up the state in `checkpoint`; how many steps had been taken. `config` must be the run's own, unless `foreign`.
@@ -270,30 +258,25 @@ pub(crate) fn restore(
     if !foreign && serde_json::to_value(config).ok().as_ref() != Some(&state.config) {
         return Err(refuse("it was written under another training recipe".to_owned()));
     }
-    let part = session.spread.trained_shards().map(Shards::part);
-    let open = |name: &str| -> Result<Weights, Failure> {
-        let weights = Weights::file(&folder.join(format!("{name}.safetensors"))).map_err(unusable)?;
-        Ok(match part {
-            Some(part) => weights.split(part),
-            None => weights,
-        })
-    };
+    let open = |name: &str| Weights::file(&folder.join(format!("{name}.safetensors"))).map_err(unusable);
+    // What this rank holds of each tensor.
+    let seen = |weights: Weights, spread: &Spread| weights.seen(|name| spread.share(name).cloned()).map_err(unusable);
     let weights = open("weights")?;
     let count = weights.names().count();
-    if count != session.trained().len() {
-        return Err(refuse(format!("it holds {count} trained tensors, the model has {}", session.trained().len())));
+    let trained = session.spread.trained().len();
+    if count != trained {
+        return Err(refuse(format!("it holds {count} trained tensors, the model has {trained}")));
     }
+    let weights = seen(weights, &session.spread)?;
     for named in session.trained() {
-        let whole = session.spread.trained_shards().and_then(|shards| shards.whole_shape(&named.name));
-        let whole = whole.map_or_else(|| named.tensor.size(), <[i64]>::to_vec);
-        let saved = weights.tensor_of_whole_shape(&named.name, &whole).map_err(unusable)?;
+        let saved = weights.tensor_of_shape(&named.name, &named.tensor.size()).map_err(unusable)?;
         tch::no_grad(|| named.tensor.shallow_clone().copy_(&saved));
     }
-    session.optimizer.load_state(&open("optimizer")?).map_err(unusable)?;
+    session.optimizer.load_state(&seen(open("optimizer")?, &session.spread)?).map_err(unusable)?;
     if let Some(ema) = &mut session.ema {
         // A checkpoint without an average starts one at its weights.
         if folder.join("ema.safetensors").is_file() {
-            ema.load_state(&open("ema")?).map_err(unusable)?;
+            ema.load_state(&seen(open("ema")?, &session.spread)?).map_err(unusable)?;
         } else {
             *ema = nn::ema::Ema::new(session.optimizer.parameters().to_vec()).map_err(Failure::from_diagnostic)?;
         }

@@ -5,7 +5,7 @@ use nn::ema::Ema;
 use nn::lora::Spec;
 use nn::optim::{AdamW, Settings};
 use nn::{BuildOptions, Builder, Conditions, Inputs, Named, Parameters, Weights};
-use parallel::{Spread, Team};
+use parallel::{Flight, Frame, Outline, Spread, Team};
 use stage::Failure;
 use tch::{Device, Kind, Tensor};
 
@@ -42,6 +42,7 @@ impl Session {
         let adapter = adapter_spec(config, family);
         let storage = if adapter.is_some() { Kind::from(config.model.torch_dtype) } else { Kind::Float };
         let options = BuildOptions { device, storage, trainable: true, adapter };
+        let outline = outline(family, &folder, options.clone())?;
         let builder = match config.model.mode {
             Mode::Finetune => {
                 let weights = Weights::open(&folder.path.join("transformer"), STEM).map_err(unusable)?;
@@ -50,13 +51,11 @@ impl Session {
             Mode::Pretrain => Builder::random(config.seed, options),
         };
         let compute = compute_kind(config, device);
-        let builder = match parallel::part(&team) {
-            Some(part) => builder.split(part, compute),
-            None => builder,
-        };
+        let frame = Frame::new(&team, outline).map_err(between_ranks)?;
+        let builder = frame.on(&team, builder, compute);
         let transformer = family.transformer(&folder, &builder).map_err(unusable)?;
         let parameters = builder.finish().map_err(unusable)?;
-        let (transformer, spread) = parallel::spread(&team, transformer, &parameters).map_err(between_ranks)?;
+        let (transformer, spread) = frame.spread(&team, transformer, &parameters).map_err(between_ranks)?;
         let betas = config.optimizer.betas;
         let settings = Settings { betas, weight_decay: config.optimizer.weight_decay, eps: config.optimizer.eps };
         let optimizer = AdamW::new(parameters.trainable(), settings).map_err(unusable)?;
@@ -85,22 +84,52 @@ impl Session {
 
     /// The velocity at `latents` (f32 `[B, ...]`) and `sigma` (f32 `[B]`), in the compute kind.
     pub(crate) fn velocity(&self, latents: Tensor, sigma: &Tensor, conditions: &Conditions) -> Result<Tensor, Failure> {
+        let inputs = self.inputs(latents, sigma, conditions);
+        self.transformer.forward(&inputs, self.recompute).map_err(|error| self.failure(error))
+    }
+
+    /// As [`velocity`](Self::velocity), with a graph, for a backward that may come after other forwards. Where the blocks are
+    /// spread over ranks, only some have the prediction.
+    pub(crate) fn forward(
+        &self,
+        latents: Tensor,
+        sigma: &Tensor,
+        conditions: &Conditions,
+    ) -> Result<(Option<Tensor>, Flight), Failure> {
+        let inputs = self.inputs(latents, sigma, conditions);
+        let run = self.spread.forward(self.transformer.as_ref(), &inputs, self.recompute);
+        run.map_err(|error| self.failure(error))
+    }
+
+    fn inputs(&self, latents: Tensor, sigma: &Tensor, conditions: &Conditions) -> Inputs {
         let to_device = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.to_device(self.device));
         let guidance = self.guidance.map(|scale| Tensor::full([latents.size()[0]], scale, (Kind::Float, self.device)));
-        let inputs = Inputs {
+        Inputs {
             latents,
             sigma: sigma.shallow_clone(),
             conditions: conditions.iter().map(to_device).collect(),
             guidance,
             compute: self.compute,
-        };
-        self.transformer.forward(&inputs, self.recompute).map_err(|error| self.failure(error))
+        }
+    }
+
+    /// A failure between ranks, or of a backward behind which there is one.
+    pub(crate) fn lost(&self, error: parallel::Error) -> Failure {
+        between_ranks(self.spread.failure().unwrap_or(error))
     }
 
     /// An error of forward or backward, or the failure between ranks behind it.
     pub(crate) fn failure(&self, error: impl miette::Diagnostic + 'static) -> Failure {
         self.spread.failure().map_or_else(|| Failure::from_diagnostic(error), between_ranks)
     }
+}
+
+/// What the whole model is like; no weights are read.
+pub(crate) fn outline(family: &dyn Family, folder: &ModelFolder, options: BuildOptions) -> Result<Outline, Failure> {
+    let builder = Builder::meta(options);
+    let model = family.transformer(folder, &builder).map_err(unusable)?;
+    let parameters = builder.finish().map_err(unusable)?;
+    Outline::of(model.as_ref(), &parameters).map_err(between_ranks)
 }
 
 /// Kind of activations: as asked, or bfloat16 where the device computes in it natively.

@@ -1,8 +1,9 @@
 //! One optimizer step: gradients of the mean loss over the global batch, however it is split, then AdamW.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use diffusion::flow;
+use parallel::Flight;
 use spec::Problem;
 use stage::{Exit, Failure};
 use tch::{Kind, Tensor};
@@ -38,13 +39,26 @@ pub(crate) struct Accumulation<'s> {
     start: Start,
     /// Micro-batches added.
     added: usize,
+    /// Forward done, backward not.
+    under_way: VecDeque<UnderWay>,
+    /// Micro-batches brought back.
+    back: usize,
     losses: Vec<Tensor>,
+}
+
+/// A micro-batch between forward and backward.
+struct UnderWay {
+    flight: Flight,
+    /// Its part of the step's loss, where the prediction is.
+    loss: Option<Tensor>,
+    /// Keys of the adapter's dropout masks.
+    masks: Vec<u64>,
 }
 
 impl<'s> Accumulation<'s> {
     pub(crate) fn begin(session: &'s mut Session, start: Start) -> Result<Self, Failure> {
         session.optimizer.clear_gradients().map_err(Failure::from_diagnostic)?;
-        Ok(Self { session, start, added: 0, losses: Vec::new() })
+        Ok(Self { session, start, added: 0, under_way: VecDeque::new(), back: 0, losses: Vec::new() })
     }
 
     /// Adds the gradients of `batch`: those of the sum of its losses over the size of the *global* batch.
@@ -52,21 +66,36 @@ impl<'s> Accumulation<'s> {
         let session = &*self.session;
         let masks: Vec<u64> = batch.draws.iter().map(|draw| draw.mask).collect();
         session.parameters.set_dropout_keys(Some(&masks));
-        let losses = sample_losses(session, batch)?;
-        // A stand-in only keeps step with the other ranks.
+        let drawn = Drawn::of(session, batch);
+        let (velocity, flight) = session.forward(drawn.noisy(), &drawn.sigma, &batch.conditions)?;
+        let losses = velocity.map(|velocity| drawn.losses(&velocity));
+        // A stand-in only keeps step with the other ranks; ranks that each end up with a sample's loss count once together.
         let weight = if batch.stands_in { 0.0 } else { 1.0 / self.start.samples.len() as f64 };
-        let mean = losses.sum(Kind::Float) * weight;
+        let weight = weight / session.team.redundancy() as f64;
+        let loss = losses.as_ref().map(|losses| losses.sum(Kind::Float) * weight);
+        self.losses.extend(losses.filter(|_| !batch.stands_in).map(|losses| losses.detach()));
+        self.under_way.push_back(UnderWay { flight, loss, masks });
         self.added += 1;
-        if self.added == self.start.batches {
+        // As many stay under way as there are stages after this one, so that all of them have something to do.
+        let staying = if self.added == self.start.batches { 0 } else { session.spread.depth() };
+        while self.under_way.len() > staying {
+            self.bring_back()?;
+        }
+        self.session.parameters.set_dropout_keys(None);
+        Ok(())
+    }
+
+    /// Runs the oldest backward.
+    fn bring_back(&mut self) -> Result<(), Failure> {
+        let session = &*self.session;
+        let Some(UnderWay { flight, loss, masks }) = self.under_way.pop_front() else { return Ok(()) };
+        // A block that runs again drops what it dropped before.
+        session.parameters.set_dropout_keys(Some(&masks));
+        self.back += 1;
+        if self.back == self.start.batches {
             session.spread.before_last_backward();
         }
-        torch::autograd::backward(&[mean], &[], false).map_err(|error| session.failure(error))?;
-        session.spread.after_backward().map_err(between_ranks)?;
-        session.parameters.set_dropout_keys(None);
-        if !batch.stands_in {
-            self.losses.push(losses.detach());
-        }
-        Ok(())
+        session.spread.backward(flight, loss).map_err(|error| session.lost(error))
     }
 
     /// Checks every loss and the gradient norm, and moves the parameters. Nothing moves if a number is not finite.
@@ -79,8 +108,8 @@ impl<'s> Accumulation<'s> {
             return Err(not_finite(&format!("the loss is not finite at step {step}"), bad, items));
         }
         let norm = match config.clip_grad_norm {
-            Some(max) => self.session.spread.clip(self.session.trained(), max),
-            None => self.session.spread.gradient_norm(self.session.trained()),
+            Some(max) => self.session.spread.clip(&self.session.team, self.session.trained(), max),
+            None => self.session.spread.gradient_norm(&self.session.team, self.session.trained()),
         };
         let grad_norm = match norm {
             Ok(norm) if norm.is_finite() => norm,
@@ -110,6 +139,8 @@ impl<'s> Accumulation<'s> {
         }
         let Start { samples, shares, .. } = &self.start;
         let counts: Vec<usize> = shares.iter().map(Vec::len).collect();
+        let count = counts[self.session.team.share().0];
+        let own = self.session.spread.last_stage(own, count).map_err(between_ranks)?;
         let losses = self.session.team.gather(&own, &counts).map_err(between_ranks)?;
         let of: BTreeMap<usize, f32> = shares.concat().into_iter().zip(losses.concat()).collect();
         let seen =
@@ -121,14 +152,36 @@ impl<'s> Accumulation<'s> {
 
 /// Weighted loss of every sample: f32 `[B]`, on the device, with its graph.
 pub(crate) fn sample_losses(session: &Session, batch: &Batch) -> Result<Tensor, Failure> {
-    let column = |value: fn(&Draw) -> f32| {
-        let values: Vec<f32> = batch.draws.iter().map(value).collect();
-        Tensor::from_slice(&values).to_device(session.device)
-    };
-    let (clean, noise) = (batch.clean.to_device(session.device), batch.noise.to_device(session.device));
-    let sigma = column(|draw| draw.sigma);
-    let velocity = session.velocity(flow::interpolate(&clean, &noise, &sigma), &sigma, &batch.conditions)?;
-    Ok(flow::sample_losses(&velocity, &flow::target(&clean, &noise)) * column(|draw| draw.weight))
+    let drawn = Drawn::of(session, batch);
+    Ok(drawn.losses(&session.velocity(drawn.noisy(), &drawn.sigma, &batch.conditions)?))
+}
+
+/// A batch on the device.
+struct Drawn {
+    clean: Tensor,
+    noise: Tensor,
+    /// f32 `[B]`.
+    sigma: Tensor,
+    weight: Tensor,
+}
+
+impl Drawn {
+    fn of(session: &Session, batch: &Batch) -> Self {
+        let column = |value: fn(&Draw) -> f32| {
+            let values: Vec<f32> = batch.draws.iter().map(value).collect();
+            Tensor::from_slice(&values).to_device(session.device)
+        };
+        let (clean, noise) = (batch.clean.to_device(session.device), batch.noise.to_device(session.device));
+        Self { clean, noise, sigma: column(|draw| draw.sigma), weight: column(|draw| draw.weight) }
+    }
+
+    fn noisy(&self) -> Tensor {
+        flow::interpolate(&self.clean, &self.noise, &self.sigma)
+    }
+
+    fn losses(&self, velocity: &Tensor) -> Tensor {
+        flow::sample_losses(velocity, &flow::target(&self.clean, &self.noise)) * &self.weight
+    }
 }
 
 /// The end of a run whose numbers went wrong, naming the samples in question.

@@ -57,6 +57,9 @@ fn join(config: &Config, launch: &Launch, device: tch::Device) -> Result<Team, F
         return Err(recipe(problem.help("use `--device cpu`, or one rank")));
     }
     let mesh = config.distributed.mesh(launch.world).map_err(recipe)?;
+    if let Some((_, problem)) = config.refused_on(&mesh) {
+        return Err(recipe(problem));
+    }
     Team::join(launch, mesh, config.distributed.timeout).map_err(between_ranks)
 }
 
@@ -183,7 +186,7 @@ impl<'a> Run<'a> {
         let digest = |texts: &[&str]| texts.iter().fold(0, |sum, text| Stream::new(sum, &[(*text).into()]).bits64());
         let recipe = serde_json::to_string(self.config).map_err(Failure::from_error)?;
         let ids: Vec<&str> = self.dataset.items().iter().map(|item| item.sample_id.as_str()).collect();
-        let names: Vec<&str> = session.trained().iter().map(|named| named.name.as_str()).collect();
+        let names: Vec<&str> = session.spread.trained().iter().map(|(name, _)| name.as_str()).collect();
         for (what, value) in [
             ("training recipe", digest(&[&recipe])),
             ("data set", digest(&ids)),

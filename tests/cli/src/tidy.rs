@@ -102,3 +102,28 @@ fn dependencies_are_declared_once_for_the_workspace() {
         }
     }
 }
+
+/// A model is written for one device: how it is spread over ranks is nobody's business there.
+#[test]
+fn no_model_speaks_of_ranks_meshes_or_collectives() {
+    let spoken = "rank ranks mesh world collective comm parallel distributed shard all_gather all_reduce all_to_all \
+                  reduce_scatter broadcast seam division";
+    let models = workspace().join("crates/models/src");
+    let sources = files(&["rs"]).into_iter().filter(|path| path.starts_with(&models)).collect::<Vec<_>>();
+    assert!(sources.iter().any(|path| path.ends_with("wan.rs")));
+    for path in sources {
+        let text = fs_err::read_to_string(&path).expect("UTF-8");
+        for (number, line) in text.lines().enumerate() {
+            let code = line.split("//").next().unwrap_or_default().to_lowercase();
+            let mut words = code.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            let found = words.find(|word| spoken.split(' ').any(|spoken| spoken == *word));
+            assert!(
+                found.is_none(),
+                "{}:{}: a model names `{}`",
+                path.display(),
+                number + 1,
+                found.unwrap_or_default()
+            );
+        }
+    }
+}

@@ -64,6 +64,7 @@ fn run(chain: &Chain, frozen_inputs: bool, recompute: bool, kind: Kind) -> Vec<T
     let mut state = State {
         stream: inputs.iter().map(Tensor::shallow_clone).collect(),
         shared: vec![time.shallow_clone()],
+        by_token: vec![],
         latent_size: vec![],
     };
     for block in &chain.blocks {
@@ -113,6 +114,7 @@ fn without_gradients_a_block_runs_once_and_leaves_no_graph() {
     let state = State {
         stream: (0..3).map(|i| random(i, &[2, 5, 16])).collect(),
         shared: vec![random(4, &[2, 16])],
+        by_token: vec![],
         latent_size: vec![],
     };
     let outputs = tch::no_grad(|| remat::checkpoint(&chain.blocks[0], &state)).unwrap();
@@ -139,8 +141,12 @@ fn an_error_or_panic_while_recomputing_comes_out_of_backward() {
     ];
     for (failure, expected) in cases {
         let block: SharedBlock = Arc::new(Flaky(AtomicUsize::new(0), failure));
-        let state =
-            State { stream: vec![random(0, &[3]).set_requires_grad(true)], shared: vec![], latent_size: vec![] };
+        let state = State {
+            stream: vec![random(0, &[3]).set_requires_grad(true)],
+            shared: vec![],
+            by_token: vec![],
+            latent_size: vec![],
+        };
         let output = remat::checkpoint(&block, &state).unwrap().remove(0).sum(Kind::Float);
         let error = torch::autograd::backward(&[output], &[], false).unwrap_err().to_string();
         assert_eq!(error, expected);
@@ -153,6 +159,7 @@ fn a_second_backward_says_that_the_inputs_are_freed() {
     let state = State {
         stream: (0..3).map(|i| random(i, &[2, 5, 16])).collect(),
         shared: vec![random(4, &[2, 16])],
+        by_token: vec![],
         latent_size: vec![],
     };
     let loss = remat::checkpoint(&chain.blocks[0], &state).unwrap()[0].sum(Kind::Float);
@@ -167,6 +174,7 @@ fn a_block_is_let_go_after_backward_and_with_an_unused_graph() {
     let state = State {
         stream: (0..3).map(|i| random(i, &[2, 5, 16])).collect(),
         shared: vec![random(4, &[2, 16])],
+        by_token: vec![],
         latent_size: vec![],
     };
     let outputs = remat::checkpoint(&chain.blocks[0], &state).unwrap();

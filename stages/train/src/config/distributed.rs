@@ -50,16 +50,9 @@ impl Distributed {
             let message = format!("`{block}`: {}", problem.message);
             Problem { message, ..problem }.field(format!("{block}.{key}"))
         };
-        for (key, degree, what) in [
-            ("tp_size", self.asked.tp, "tensor"),
-            ("cp_size", self.asked.cp, "context"),
-            ("pp_size", self.asked.pp, "pipeline"),
-            ("ep_size", self.asked.ep, "expert"),
-        ] {
-            if degree > 1 {
-                let message = format!("{key} {degree}: {what} parallelism is not built yet");
-                return Err(at(key, Problem::new(message).help("set it to 1: the numbers are the same")));
-            }
+        if self.asked.ep > 1 {
+            let message = format!("ep_size {}: no model here has experts to spread", self.asked.ep);
+            return Err(at("ep_size", Problem::new(message).help("set it to 1: the numbers are the same")));
         }
         if ranks == 1 {
             return Ok(Mesh::alone());
@@ -73,14 +66,20 @@ impl Distributed {
 
     /// What a run on `ranks` ranks does not do as the training recipe says.
     pub(crate) fn remarks(&self, ranks: usize) -> Vec<String> {
-        let degrees = [("dp_size", self.asked.dp), ("dp_replicate_size", self.asked.dp_replicate)];
-        let wide =
-            degrees.into_iter().filter_map(|(key, degree)| Some((key, degree.filter(|n| *n > 1 && ranks == 1)?)));
-        wide.map(|(key, degree)| {
-            let block = self.block.unwrap_or("fsdp");
-            format!("{block}.{key}: {degree}: one rank here (`--ranks`); the global batch is reached by accumulation")
-        })
-        .collect()
+        let Asked { dp, dp_replicate, tp, cp, pp, .. } = self.asked;
+        let batch = "the global batch is reached by accumulation";
+        let whole = "it runs the whole model, and the numbers are the same";
+        let degrees = [
+            ("dp_size", dp, batch),
+            ("dp_replicate_size", dp_replicate, batch),
+            ("tp_size", Some(tp), whole),
+            ("cp_size", Some(cp), whole),
+            ("pp_size", Some(pp), whole),
+        ];
+        let wide = degrees.into_iter().filter_map(|(key, degree, so)| Some((key, degree.filter(|n| *n > 1)?, so)));
+        let block = self.block.unwrap_or("fsdp");
+        let remark = |(key, degree, so)| format!("{block}.{key}: {degree}: one rank here (`--ranks`); {so}");
+        wide.filter(|_| ranks == 1).map(remark).collect()
     }
 }
 
@@ -90,10 +89,8 @@ fn sharded(mut block: Block<'_>) -> (bool, Asked) {
     let mut degree = |key| block.positive(key).map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     let (dp, dp_replicate) = (degree("dp_size"), degree("dp_replicate_size"));
     let [cp, tp, pp, ep] = ["cp_size", "tp_size", "pp_size", "ep_size"].map(|key| degree(key).unwrap_or(1));
-    let asked = Asked { dp, dp_replicate, cp, tp, pp, ep, sharded: true };
-    for key in ["cp_ring_degree", "cp_ulysses_degree"] {
-        block.without_effect(key, &[json!(1)], "context parallelism is not built yet");
-    }
+    let (cp_ring, cp_ulysses) = (degree("cp_ring_degree"), degree("cp_ulysses_degree"));
+    let asked = Asked { dp, dp_replicate, cp, cp_ring, cp_ulysses, tp, pp, ep, sharded: true };
     block.without_effect(
         "defer_fsdp_grad_sync",
         &[json!(false)],

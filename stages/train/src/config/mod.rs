@@ -24,7 +24,8 @@ use std::path::Path;
 
 use serde::Serialize;
 use serde_json::{Map, Value};
-use spec::{Problem, counted};
+use spec::mesh::Axis;
+use spec::{Mesh, Problem, counted};
 
 pub(crate) use additions::{Ema, Samples, Validation};
 pub(crate) use checkpoint::Checkpoint;
@@ -114,6 +115,18 @@ impl Config {
         distributed::bystanders(root, report);
         config.remark(report);
         config
+    }
+
+    /// What on this mesh would not give the numbers of one rank: the key, and the mistake.
+    pub(crate) fn refused_on(&self, mesh: &Mesh) -> Option<(&'static str, Problem)> {
+        let dropout = self.peft.as_ref().map(|peft| peft.dropout).filter(|dropout| *dropout > 0.0)?;
+        let axis = [Axis::Tp, Axis::Cp].into_iter().find(|axis| mesh.degree(*axis) > 1)?;
+        let message = format!(
+            "`peft.dropout` is {dropout} and `{axis}_size` is {}: a mask is drawn over all tokens of a sample, of which each \
+             rank would have some",
+            mesh.degree(axis)
+        );
+        Some(("peft.dropout", Problem::new(message).help(format!("set `peft.dropout: 0`, or `{axis}_size: 1`"))))
     }
 
     /// Things worth knowing that no single key shows.

@@ -254,7 +254,7 @@ fn what_moves_a_number_moves_the_key() {
 }
 
 #[test]
-fn a_mesh_that_does_not_fit_or_is_not_built_is_refused_in_one_line() {
+fn a_mesh_that_does_not_fit_is_refused_in_one_line() {
     let refused = |over: Value, ranks| {
         let problem = loaded(OLD_SCHEMA, over).config.distributed.mesh(ranks).unwrap_err();
         (problem.field.unwrap_or_default(), problem.message)
@@ -264,17 +264,23 @@ fn a_mesh_that_does_not_fit_or_is_not_built_is_refused_in_one_line() {
         (field.as_str(), message.as_str()),
         ("ddp.dp_size", "`ddp`: dp_size 8 is 8 ranks, but the run has 2 ranks")
     );
-    for (key, what) in [("tp_size", "tensor"), ("cp_size", "context"), ("pp_size", "pipeline"), ("ep_size", "expert")] {
-        for ranks in [1, 2] {
-            let (field, message) = refused(json!({"fsdp": {key: 2}}), ranks);
-            assert_eq!(field, format!("fsdp.{key}"));
-            assert_eq!(message, format!("`fsdp`: {key} 2: {what} parallelism is not built yet"));
-        }
+    for ranks in [1, 2] {
+        let (field, message) = refused(json!({"fsdp": {"ep_size": 2}}), ranks);
+        assert_eq!(field, "fsdp.ep_size");
+        assert_eq!(message, "`fsdp`: ep_size 2: no model here has experts to spread");
     }
+    let (field, message) = refused(json!({"fsdp": {"cp_size": 2, "cp_ring_degree": 4}}), 2);
+    assert_eq!(field, "fsdp.cp_ring_degree");
+    assert_eq!(message, "`fsdp`: cp_ring_degree 4 does not divide cp_size 2");
     let mesh = |over: Value, ranks| loaded(OLD_SCHEMA, over).config.distributed.mesh(ranks).unwrap();
     assert_eq!(mesh(json!({"fsdp": {"dp_size": 8}}), 1), spec::Mesh::alone());
     let remarks = loaded(OLD_SCHEMA, json!({"fsdp": {"dp_size": 8}})).config.distributed.remarks(1);
     assert!(remarks.len() == 1 && remarks[0].starts_with("fsdp.dp_size: 8: one rank here"), "{remarks:?}");
+    assert_eq!(mesh(json!({"fsdp": {"tp_size": 2}}), 1), spec::Mesh::alone());
+    let remarks = loaded(OLD_SCHEMA, json!({"fsdp": {"tp_size": 2}})).config.distributed.remarks(1);
+    assert!(remarks.len() == 1 && remarks[0].starts_with("fsdp.tp_size: 2: one rank here"), "{remarks:?}");
+    let all = mesh(json!({"fsdp": {"tp_size": 2, "cp_size": 2, "cp_ring_degree": 2, "pp_size": 2}}), 16);
+    assert_eq!((all.to_string().as_str(), all.ulysses()), ("pp 2 × dp_shard 2 × cp 2 × tp 2", 1));
     assert_eq!(mesh(json!({"ddp": {}}), 3), spec::Mesh::replicated(3));
     assert_eq!(mesh(json!({}), 3), spec::Mesh::replicated(3));
     assert_eq!(mesh(json!({"fsdp": {}}), 4).to_string(), "dp_shard 4");

@@ -1,6 +1,9 @@
 //! Law L6: a run on several ranks is the run on one, whatever the split, and goes on elsewhere.
 
+use std::cell::Cell;
+
 use serde_json::{Value, json};
+use spec::Bucket;
 use stage::Exit;
 use tables::Validation;
 
@@ -74,6 +77,135 @@ fn parts_on_ranks_train_as_one_does() {
             assert!(difference(&world.tensors("one", result), &world.tensors(name, result)) < 1e-3, "{name}");
         }
     });
+}
+
+/// Every family on every kind of mesh, ten steps; a model that cannot be divided so says why.
+#[test]
+fn every_model_trains_on_every_mesh_as_on_one_rank() {
+    let meshes = [
+        (2, json!({"tp_size": 2})),
+        (2, json!({"cp_size": 2, "cp_ring_degree": 2})),
+        (2, json!({"pp_size": 2})),
+        (4, json!({"tp_size": 2, "dp_size": 2})),
+        (4, json!({"cp_size": 2, "dp_size": 2, "activation_checkpointing": false})),
+        (4, json!({"pp_size": 2, "dp_size": 2, "dp_replicate_size": 2, "activation_checkpointing": false})),
+        (4, json!({"pp_size": 2, "tp_size": 2})),
+        (4, json!({"tp_size": 2, "cp_size": 2, "cp_ring_degree": 2})),
+    ];
+    let trained = meshes.each_ref().map(|_| Cell::new(0));
+    // Nine and fifteen tokens or so.
+    let odd = |width, height| Bucket { width, height, frames: 1 };
+    World::each(&[(odd(48, 48), 5), (odd(48, 80), 4)], |world| {
+        let over = |local: u64| {
+            let mut over = over(local);
+            over["step_scheduler"] = json!({
+                "global_batch_size": 4, "local_batch_size": local, "max_steps": 10, "ckpt_every_steps": 100,
+            });
+            over
+        };
+        world.run("one", over(4)).unwrap();
+        let last = world.checkpoints("one").pop().unwrap();
+        for ((ranks, keys), trained) in meshes.iter().zip(&trained) {
+            let name = keys.to_string().replace(['"', '{', '}'], "");
+            // Micro-batches of one, so that stages have several under way.
+            match world.run_ranks(&name, *ranks, &spread(&over(1), "fsdp", keys.clone())) {
+                Ok(_) => trained.set(trained.get() + 1),
+                Err(failure) => {
+                    let message = &failure.problem.message;
+                    assert!(message.contains("3 attention heads do not divide into 2 shares"), "{name}: {message}");
+                    continue;
+                }
+            }
+            assert_same_run(world, "one", &name, &last);
+            let result = format!("{last}/transformer/diffusion_pytorch_model.safetensors");
+            assert!(difference(&world.tensors("one", &result), &world.tensors(&name, &result)) < 1e-3, "{name}");
+        }
+    });
+    let families = models::FAMILIES.len();
+    assert!(trained.iter().all(|trained| trained.get() >= families), "every mesh has trained a model of each family");
+}
+
+/// Whole files, whoever wrote them: what one mesh stopped at, another goes on from.
+#[test]
+fn a_run_goes_on_on_another_mesh() {
+    let world = World::new(&[(SQUARE, 5), (TALL, 4)]);
+    world.run("whole", over(4)).unwrap();
+    let meshes = [
+        (2, json!({"tp_size": 2})),
+        (2, json!({"pp_size": 2})),
+        (4, json!({"cp_size": 2, "dp_size": 2})),
+        (1, json!({})),
+        (4, json!({"pp_size": 2, "tp_size": 2})),
+    ];
+    for (number, first) in meshes.iter().enumerate() {
+        let second = &meshes[(number + 1) % meshes.len()];
+        let name = format!("{} then {}", first.1, second.1).replace(['"', '{', '}'], "");
+        world.run_ranks(&name, first.0, &spread(&over(2), "fsdp", first.1.clone())).unwrap();
+        fs_err::remove_dir_all(world.output(&format!("{name}/epoch_1_step_3"))).unwrap();
+        world.run_ranks(&name, second.0, &spread(&over(2), "fsdp", second.1.clone())).unwrap();
+        assert_same_run(&world, "whole", &name, "epoch_1_step_3");
+    }
+}
+
+/// An adapter of divided layers is one adapter: the same numbers, and one file.
+#[test]
+fn an_adapter_is_divided_with_its_layers() {
+    let world = World::new(&[(SQUARE, 8)]);
+    let over = json!({
+        "peft": {"dim": 2, "alpha": 4, "target_modules": ["*.attn.to_q", "*.to_out.0", "*.proj_out", "*.norm.linear"]},
+        "step_scheduler": {"local_batch_size": 2},
+        "validation": {"count": 3, "every_steps": 2, "sigmas": [0.2, 0.8]},
+    });
+    world.run("one", over.clone()).unwrap();
+    let last = world.checkpoints("one").pop().unwrap();
+    let validation =
+        |name: &str| -> Vec<Validation> { tables::read(&world.output(name).join("validation.parquet")).unwrap() };
+    for (ranks, keys) in [
+        (2, json!({"tp_size": 2, "activation_checkpointing": false})),
+        (4, json!({"cp_size": 2, "dp_size": 2})),
+        (4, json!({"pp_size": 2, "tp_size": 2})),
+    ] {
+        let name = keys.to_string().replace(['"', '{', '}'], "");
+        world.run_ranks(&name, ranks, &spread(&over, "fsdp", keys)).unwrap();
+        assert_same_run(&world, "one", &name, &last);
+        for (a, b) in validation("one").iter().zip(validation(&name)) {
+            assert!(a.step == b.step && (a.loss - b.loss).abs() < 1e-5 * a.loss, "{name}: {a:?} {b:?}");
+        }
+        let file = format!("{last}/pytorch_lora_weights.safetensors");
+        assert!(difference(&world.tensors("one", &file), &world.tensors(&name, &file)) < 1e-3, "{name}");
+    }
+    let mut dropped = spread(&over, "fsdp", json!({"tp_size": 2}));
+    dropped["peft"]["dropout"] = json!(0.1);
+    let failure = world.run_ranks("dropped", 2, &dropped).unwrap_err();
+    assert_eq!(failure.exit, Exit::Recipe);
+    assert!(failure.problem.message.starts_with("`peft.dropout` is 0.1 and `tp_size` is 2"), "{failure:?}");
+}
+
+/// A stage may have nothing to train, and one that draws has the help of the others.
+#[test]
+fn a_stage_without_anything_trained_keeps_step() {
+    let world = World::new(&[(SQUARE, 8)]);
+    let over = json!({
+        "peft": {"dim": 2, "alpha": 4, "target_modules": ["single_transformer_blocks.1.*"]},
+        "step_scheduler": {"local_batch_size": 2},
+        "samples": {"prompts": ["a fool", "a sun"], "every_steps": 4, "width": 64, "height": 64, "steps": 2},
+    });
+    world.run("one", over.clone()).unwrap();
+    let last = world.checkpoints("one").pop().unwrap();
+    let picture = |name: &str, number: usize| {
+        let path = world.output(&format!("{name}/samples/step_3/00{number}.png"));
+        media::decode(&fs_err::read(path).unwrap(), [0; 3]).unwrap().rgb
+    };
+    for (ranks, keys) in [(2, json!({"pp_size": 2})), (4, json!({"pp_size": 2, "tp_size": 2}))] {
+        let name = keys.to_string().replace(['"', '{', '}'], "");
+        world.run_ranks(&name, ranks, &spread(&over, "fsdp", keys)).unwrap();
+        assert_same_run(&world, "one", &name, &last);
+        for number in 0..2 {
+            let (one, other) = (picture("one", number), picture(&name, number));
+            let far = one.iter().zip(&other).map(|(a, b)| a.abs_diff(*b)).max();
+            assert!(one.len() == other.len() && far <= Some(1), "{name}: {far:?}");
+        }
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::MetadataExt;
 
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use stage::{Checked, Stage};
 
 use super::world::{SQUARE, World, model};
@@ -89,6 +89,47 @@ fn an_adapter_of_another_family_and_a_missing_model_are_mistakes() {
     assert_eq!(checked.problems[0].field.as_deref(), Some("base_model"));
     let checked = check(json!({"base_model": model(), "samples": {"prompts": ["x"], "width": 70}}));
     assert_eq!(checked.problems[0].field.as_deref(), Some("samples.width"));
+}
+
+/// What a mesh asks of a model that it cannot do is a mistake with its arithmetic, before anything runs.
+#[test]
+fn a_model_that_does_not_divide_is_found_before_anything_runs() {
+    let refused = |fsdp: Value, ranks, more: Value| {
+        let mut table = json!({"base_model": model(), "fsdp": fsdp});
+        table.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let (settings, parameters): (Map<_, _>, Map<_, _>) =
+            table.as_object().unwrap().clone().into_iter().partition(|(key, _)| key == "fsdp");
+        let request = stage::CheckRequest { ranks, ..stage::CheckRequest::new(table, "/") };
+        let parameters = serde_json::from_value(Value::Object(parameters)).unwrap();
+        let settings = serde_json::from_value(Value::Object(settings)).unwrap();
+        let mut problems = Train::check(&parameters, &settings, &request).problems;
+        assert!(problems.len() <= 1, "{problems:?}");
+        problems.pop().map(|problem| (problem.field.unwrap_or_default(), problem.message))
+    };
+    let none = || json!({});
+    let told = |field: &str, message: &str| Some((field.to_owned(), message.to_owned()));
+    assert_eq!(refused(json!({"tp_size": 2}), 2, none()), None);
+    assert_eq!(
+        refused(json!({"tp_size": 3}), 3, none()),
+        told("fsdp.tp_size", "tp_size 3: 2 attention heads do not divide into 3 shares")
+    );
+    assert_eq!(
+        refused(json!({"cp_size": 4}), 4, none()),
+        told("fsdp.cp_size", "cp_ulysses_degree 4: 2 attention heads do not divide into 4 shares")
+    );
+    assert_eq!(refused(json!({"cp_size": 4, "cp_ring_degree": 4}), 4, none()), None);
+    assert_eq!(
+        refused(json!({"tp_size": 2, "cp_size": 2}), 4, none()),
+        told("fsdp.tp_size", "tp_size 2 × cp_ulysses_degree 2: 2 attention heads do not divide into 4 shares")
+    );
+    assert_eq!(
+        refused(json!({"pp_size": 5}), 5, none()),
+        told("fsdp.pp_size", "pp_size 5: 4 blocks do not make 5 stages")
+    );
+    let dropout = json!({"peft": {"dim": 2, "alpha": 2, "dropout": 0.5}});
+    let (field, message) = refused(json!({"cp_size": 2}), 2, dropout).unwrap();
+    assert_eq!(field, "peft.dropout");
+    assert!(message.starts_with("`peft.dropout` is 0.5 and `cp_size` is 2"), "{message}");
 }
 
 #[test]

@@ -1,0 +1,307 @@
+//! Pipeline parallel: each rank has a run of the blocks. Streams go from rank to rank, and their gradients back; what all blocks
+//! share is made by every rank itself from the samples, so nothing of it travels.
+//!
+//! The schedule is 1F1B (Narayanan et al. 2019, "PipeDream"; Megatron-LM): a rank that is n ranks before the last one runs n
+//! micro-batches forward before the first comes back, then one backward after each forward. It follows from
+//! [`Pipeline::depth`] alone.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use comm::{Group, Pending};
+use nn::{Inputs, SharedBlock, State, Transformer};
+use tch::{Device, Kind, Tensor};
+
+use crate::error::{Error, Result};
+use crate::fsdp::Model;
+use crate::trouble::Trouble;
+
+/// The ranks that have the other blocks.
+#[derive(Debug)]
+pub(crate) struct Pipeline {
+    group: Arc<Group>,
+    /// Sent, and perhaps not yet taken.
+    sent: Mutex<VecDeque<(Pending, Tensor)>>,
+    trouble: Trouble,
+}
+
+/// A micro-batch between its forward and its backward.
+#[derive(Debug, Default)]
+pub struct Flight {
+    /// What came from the rank before.
+    received: Vec<Tensor>,
+    /// What went to the next rank.
+    sent: Vec<Tensor>,
+}
+
+/// Cuts `costs`, one for each block, into `stages` runs so that the dearest is as cheap as can be. Runs have a cost above 0;
+/// `None` if there are not enough blocks for that.
+pub(crate) fn cuts(costs: &[f64], stages: usize) -> Option<Vec<Range<usize>>> {
+    let mut sums = vec![0.0];
+    sums.extend(costs.iter().scan(0.0, |sum, cost| {
+        *sum += cost;
+        Some(*sum)
+    }));
+    // best[n] = (cost of the dearest run, where the last run begins) for the first n blocks.
+    let mut best: Vec<Vec<Option<(f64, usize)>>> = vec![vec![None; costs.len() + 1]; stages + 1];
+    best[0][0] = Some((0.0, 0));
+    for stage in 1..=stages {
+        for end in 1..=costs.len() {
+            let from = |start: usize| {
+                let (before, _) = best[stage - 1][start]?;
+                let cost = sums[end] - sums[start];
+                (cost > 0.0).then_some((before.max(cost), start))
+            };
+            best[stage][end] = (0..end).filter_map(from).min_by(|a, b| a.0.total_cmp(&b.0));
+        }
+    }
+    let (mut runs, mut end) = (Vec::new(), costs.len());
+    for stage in (1..=stages).rev() {
+        let (_, start) = best[stage][end]?;
+        runs.push(start..end);
+        end = start;
+    }
+    runs.reverse();
+    Some(runs)
+}
+
+impl Pipeline {
+    pub(crate) fn new(group: Arc<Group>) -> Self {
+        Self { group, sent: Mutex::default(), trouble: Trouble::default() }
+    }
+
+    fn before(&self) -> Option<usize> {
+        self.group.index().checked_sub(1)
+    }
+
+    fn after(&self) -> Option<usize> {
+        Some(self.group.index() + 1).filter(|next| *next < self.group.size())
+    }
+
+    /// Micro-batches that are under way here before the first comes back.
+    pub(crate) fn depth(&self) -> usize {
+        self.group.size() - 1 - self.group.index()
+    }
+
+    pub(crate) fn failure(&self) -> Option<Error> {
+        self.trouble.take()
+    }
+
+    /// Runs this rank's blocks on a micro-batch: the prediction on the last rank.
+    pub(crate) fn forward(
+        &self,
+        model: &dyn Transformer,
+        inputs: &Inputs,
+        recompute: bool,
+    ) -> nn::Result<(Option<Tensor>, Flight)> {
+        let layer = |error| self.trouble.layer(error);
+        let mut state = model.embed(inputs)?;
+        let mut flight = Flight::default();
+        if let Some(before) = self.before() {
+            flight.received = self.receive(before).map_err(layer)?;
+            state.stream = flight.received.iter().map(Tensor::shallow_clone).collect();
+        }
+        model.advance(&mut state, recompute)?;
+        let Some(after) = self.after() else { return Ok((Some(model.head(state)?), flight)) };
+        self.send(&state.stream, after).map_err(layer)?;
+        flight.sent = state.stream;
+        Ok((None, flight))
+    }
+
+    /// Brings a micro-batch back: from `loss` on the last rank, elsewhere from the gradients that come.
+    pub(crate) fn backward(&self, flight: Flight, loss: Option<Tensor>) -> Result<()> {
+        let Flight { received, sent } = flight;
+        match (loss, self.after()) {
+            (Some(loss), _) => torch::autograd::backward(&[loss], &[], false)?,
+            (None, Some(after)) => {
+                let (mut roots, mut gradients) = (Vec::new(), Vec::new());
+                for tensor in sent.into_iter().filter(Tensor::requires_grad) {
+                    let gradient = Tensor::f_empty(tensor.size(), (tensor.kind(), tensor.device()))?;
+                    self.group.receive(&gradient, after)?.wait()?;
+                    gradients.push(gradient);
+                    roots.push(tensor);
+                }
+                // Nothing is trained up to here: nothing comes back.
+                if !roots.is_empty() {
+                    torch::autograd::backward(&roots, &gradients, false)?;
+                }
+            }
+            (None, None) => return Err(Error::Unfit("a backward without a loss".to_owned())),
+        }
+        if let Some(before) = self.before() {
+            for tensor in received.iter().filter(|tensor| tensor.requires_grad()) {
+                let gradient = tensor.grad();
+                let gradient = if gradient.defined() { gradient.f_contiguous()? } else { tensor.f_zeros_like()? };
+                self.start(gradient, before)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits for what was sent to be taken.
+    pub(crate) fn settle(&self) -> Result<()> {
+        let sent = std::mem::take(&mut *self.sent.lock().unwrap_or_else(PoisonError::into_inner));
+        sent.into_iter().try_for_each(|(pending, _)| Ok(pending.wait()?))
+    }
+
+    /// The last rank's `tensor` on every rank.
+    pub(crate) fn last(&self, tensor: Option<Tensor>) -> Result<Tensor> {
+        let last = self.group.size() - 1;
+        let form = match &tensor {
+            Some(tensor) => Form::of(tensor)?.numbers(),
+            None => Tensor::f_zeros([Form::NUMBERS], (Kind::Int64, Device::Cpu))?,
+        };
+        self.group.broadcast(&form, last)?.wait()?;
+        let tensor = match tensor {
+            Some(tensor) => tensor.f_detach()?.f_contiguous()?,
+            None => Form::read(&form)?.empty()?,
+        };
+        self.group.broadcast(&tensor, last)?.wait()?;
+        Ok(tensor)
+    }
+
+    fn start(&self, tensor: Tensor, to: usize) -> Result<()> {
+        let pending = self.group.send(&tensor, to)?;
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner).push_back((pending, tensor));
+        Ok(())
+    }
+
+    /// Sends tensors that may be of any shapes: how many, what each is like, then each.
+    fn send(&self, stream: &[Tensor], to: usize) -> Result<()> {
+        self.start(Tensor::f_from_slice(&[stream.len() as i64])?, to)?;
+        for tensor in stream {
+            self.start(Form::of(tensor)?.numbers(), to)?;
+            self.start(tensor.f_detach()?.f_contiguous()?, to)?;
+        }
+        Ok(())
+    }
+
+    fn receive(&self, from: usize) -> Result<Vec<Tensor>> {
+        let take = |tensor: Tensor| -> Result<Tensor> {
+            self.group.receive(&tensor, from)?.wait()?;
+            Ok(tensor)
+        };
+        let numbers = |count: i64| Tensor::f_zeros([count], (Kind::Int64, Device::Cpu));
+        let count = i64::try_from(take(numbers(1)?)?.f_get(0)?)?;
+        let each = (0..count).map(|_| {
+            let form = Form::read(&take(numbers(Form::NUMBERS)?)?)?;
+            Ok(take(form.empty()?)?.f_set_requires_grad(form.requires_grad)?)
+        });
+        each.collect()
+    }
+}
+
+/// What a tensor is like.
+struct Form {
+    kind: Kind,
+    requires_grad: bool,
+    shape: Vec<i64>,
+}
+
+/// Kinds of activations.
+const KINDS: [Kind; 4] = [Kind::Float, Kind::BFloat16, Kind::Half, Kind::Double];
+
+impl Form {
+    /// Kind, whether it needs a gradient, number of dims, and up to six of them.
+    const NUMBERS: i64 = 9;
+
+    fn of(tensor: &Tensor) -> Result<Self> {
+        let (kind, shape) = (tensor.kind(), tensor.size());
+        if !KINDS.contains(&kind) || shape.len() > 6 {
+            return Err(Error::Unfit(format!("a stage cannot pass on {kind:?} {shape:?}")));
+        }
+        Ok(Self { kind, requires_grad: tensor.requires_grad(), shape })
+    }
+
+    fn numbers(&self) -> Tensor {
+        let kind = KINDS.iter().position(|kind| *kind == self.kind).unwrap_or(0) as i64;
+        let mut numbers = vec![kind, i64::from(self.requires_grad), self.shape.len() as i64];
+        numbers.extend(&self.shape);
+        numbers.resize(Self::NUMBERS as usize, 0);
+        Tensor::from_slice(&numbers)
+    }
+
+    fn read(numbers: &Tensor) -> Result<Self> {
+        let numbers = Vec::<i64>::try_from(numbers)?;
+        let kind = KINDS.get(numbers[0] as usize).copied();
+        let kind = kind.ok_or_else(|| Error::Unfit("a tensor of no known kind came".to_owned()))?;
+        let shape = numbers[3..].iter().take(numbers[2] as usize).copied().collect();
+        Ok(Self { kind, requires_grad: numbers[1] == 1, shape })
+    }
+
+    fn empty(&self) -> Result<Tensor> {
+        Ok(Tensor::f_empty(self.shape.as_slice(), (self.kind, Device::Cpu))?)
+    }
+}
+
+/// The model with the blocks of one rank.
+pub(crate) struct Stage {
+    inner: Model,
+    blocks: Vec<SharedBlock>,
+}
+
+impl Stage {
+    pub(crate) fn new(inner: Model, blocks: Range<usize>) -> Self {
+        let blocks = inner.blocks()[blocks].iter().map(SharedBlock::clone).collect();
+        Self { inner, blocks }
+    }
+}
+
+impl Transformer for Stage {
+    fn embed(&self, inputs: &Inputs) -> nn::Result<State> {
+        self.inner.embed(inputs)
+    }
+
+    fn blocks(&self) -> &[SharedBlock] {
+        &self.blocks
+    }
+
+    fn head(&self, state: State) -> nn::Result<Tensor> {
+        self.inner.head(state)
+    }
+}
+
+/// A stage that stands for the whole model: its prediction comes from the last rank, without a graph.
+pub(crate) struct Piped {
+    pub(crate) inner: Model,
+    pub(crate) pipeline: Arc<Pipeline>,
+}
+
+impl Transformer for Piped {
+    fn embed(&self, inputs: &Inputs) -> nn::Result<State> {
+        self.inner.embed(inputs)
+    }
+
+    fn blocks(&self) -> &[SharedBlock] {
+        self.inner.blocks()
+    }
+
+    fn head(&self, state: State) -> nn::Result<Tensor> {
+        self.inner.head(state)
+    }
+
+    fn forward(&self, inputs: &Inputs, recompute: bool) -> nn::Result<Tensor> {
+        let layer = |error| self.pipeline.trouble.layer(error);
+        let run = || self.pipeline.forward(self.inner.as_ref(), inputs, recompute);
+        let (prediction, _) = tch::no_grad(run)?;
+        self.pipeline.settle().map_err(layer)?;
+        self.pipeline.last(prediction).map_err(layer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_dearest_stage_is_as_cheap_as_can_be() {
+        let even = [1.0; 6];
+        assert_eq!(cuts(&even, 2), Some(vec![0..3, 3..6]));
+        assert_eq!(cuts(&even, 4).unwrap().iter().map(Range::len).max(), Some(2));
+        // Two blocks, a join without cost, three blocks.
+        assert_eq!(cuts(&[1.0, 1.0, 0.0, 1.0, 1.0, 1.0], 5).map(|runs| runs.len()), Some(5));
+        assert_eq!(cuts(&[4.0, 1.0, 1.0, 1.0, 1.0], 2), Some(vec![0..1, 1..5]));
+        assert_eq!(cuts(&[1.0, 0.0], 2), None);
+    }
+}

@@ -1,0 +1,145 @@
+//! What one step asks of the other ranks, call by call: no more than theory says.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use models::{ModelFolder, family_of};
+use nn::{BuildOptions, Builder, Conditions, Inputs, Weights};
+use parallel::{Frame, Outline, Team};
+use spec::Mesh;
+use spec::mesh::Asked;
+use tch::{Device, Kind, Tensor};
+
+/// Sizes of the tiny FLUX, and of what it is given: one sample of 4 image and 4 text tokens.
+const WIDTH: usize = 16;
+const BLOCKS: usize = 2;
+const TOKENS: usize = 8;
+const F32: usize = 4;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/fixtures/flux-tiny")
+}
+
+fn inputs() -> Inputs {
+    let ones = |shape: &[i64]| Tensor::ones(shape, (Kind::Float, Device::Cpu));
+    let conditions = [("t5".to_owned(), ones(&[1, 4, 16])), ("clip_pooled".to_owned(), ones(&[1, 16]))];
+    Inputs {
+        latents: ones(&[1, 16, 4, 4]),
+        sigma: ones(&[1]),
+        conditions: Conditions::from(conditions),
+        guidance: Some(ones(&[1])),
+        compute: Kind::Float,
+    }
+}
+
+/// (call, members, bytes) → how often each rank makes it, in forward and in backward of one micro-batch; by rank.
+type Counts = BTreeMap<(&'static str, usize, usize), usize>;
+
+fn counted(asked: &Asked, named: &[&str]) -> Vec<[Counts; 2]> {
+    let [cp, tp, pp] = [asked.cp, asked.tp, asked.pp].map(|degree| degree.max(1));
+    let mesh = Mesh::of(&Asked { cp, tp, pp, ep: 1, sharded: true, ..*asked }, cp * tp * pp).unwrap();
+    comm::testing::launches(mesh.world(), |launch| {
+        let team = Team::join(launch, mesh, Duration::from_mins(1)).unwrap();
+        let folder = ModelFolder::open(folder()).unwrap();
+        let family = family_of(&folder).unwrap();
+        let meta = Builder::meta(BuildOptions::trained(Device::Cpu));
+        let whole = family.transformer(&folder, &meta).unwrap();
+        let frame = Frame::new(&team, Outline::of(whole.as_ref(), &meta.finish().unwrap()).unwrap()).unwrap();
+        let weights = Weights::open(&folder.path.join("transformer"), "diffusion_pytorch_model").unwrap();
+        let builder = Builder::from_weights(weights, BuildOptions::trained(Device::Cpu));
+        let builder = frame.on(&team, builder, Kind::Float);
+        let model = family.transformer(&folder, &builder).unwrap();
+        let (model, spread) = frame.spread(&team, model, &builder.finish().unwrap()).unwrap();
+        let count = || {
+            let mut counts = Counts::new();
+            for call in team.trace().end().into_iter().filter(|call| named.contains(&call.name)) {
+                *counts.entry((call.name, call.members, call.bytes)).or_default() += 1;
+            }
+            counts
+        };
+        team.trace().begin();
+        let (prediction, flight) = spread.forward(model.as_ref(), &inputs(), false).unwrap();
+        let forward = count();
+        team.trace().begin();
+        spread.backward(flight, prediction.map(|prediction| prediction.sum(Kind::Float))).unwrap();
+        let backward = count();
+        spread.finish().unwrap();
+        team.leave().unwrap();
+        [forward, backward]
+    })
+}
+
+fn of<const N: usize>(calls: [(&'static str, usize, usize, usize); N]) -> Counts {
+    let mut counts = Counts::new();
+    for (name, members, bytes, times) in calls {
+        *counts.entry((name, members, bytes)).or_default() += times;
+    }
+    counts
+}
+
+/// Of two ranks. Two-stream blocks gather and scatter each stream twice (attention, feed-forward), one-stream blocks once;
+/// vectors of modulation are gathered, and at the end the tokens. Backward is the mirror image.
+#[test]
+fn features_are_gathered_and_scattered_once_a_layer() {
+    let stream = TOKENS / 2 * WIDTH * F32; // of one stream, all ranks
+    let vectors = [(6, 2 * BLOCKS), (3, BLOCKS), (2, 1)]; // of so many widths, so often
+    for [forward, backward] in
+        counted(&Asked { tp: 2, ..Asked::default() }, &["all_gather", "reduce_scatter", "all_reduce"])
+    {
+        let mut expected = of([
+            ("all_gather", 2, stream / 2, 4 * BLOCKS),
+            ("all_gather", 2, stream, BLOCKS + 1),
+            ("reduce_scatter", 2, stream, 4 * BLOCKS),
+            ("reduce_scatter", 2, 2 * stream, BLOCKS),
+        ]);
+        for (widths, times) in vectors {
+            *expected.entry(("all_gather", 2, widths * WIDTH / 2 * F32)).or_default() += times;
+        }
+        assert_eq!(forward, expected);
+        let mirrored = expected.into_iter().map(|((name, members, bytes), times)| match name {
+            "all_gather" => (("reduce_scatter", members, bytes * members), times),
+            _ => (("all_gather", members, bytes / members), times),
+        });
+        let mut expected = Counts::new();
+        mirrored.for_each(|(call, times)| *expected.entry(call).or_default() += times);
+        assert_eq!(backward, expected);
+    }
+}
+
+/// Ranks that trade heads: queries, keys and values together there, the result back.
+#[test]
+fn tokens_are_traded_for_heads_twice_a_block() {
+    let own = TOKENS / 2 * WIDTH * F32;
+    for [forward, backward] in counted(&Asked { cp: 2, ..Asked::default() }, &["all_to_all", "send", "receive"]) {
+        let expected = of([("all_to_all", 2, 3 * own, 2 * BLOCKS), ("all_to_all", 2, own, 2 * BLOCKS)]);
+        assert_eq!((&forward, &backward), (&expected, &expected));
+    }
+}
+
+/// A ring of n: keys and values move on n - 1 times; in backward they do so again, and their gradients n times, back home.
+#[test]
+fn keys_and_values_go_round_the_ring_once() {
+    for ranks in [2, 4] {
+        let block = 2 * TOKENS / ranks * WIDTH * F32;
+        let asked = Asked { cp: ranks, cp_ring: Some(ranks), ..Asked::default() };
+        for [forward, backward] in counted(&asked, &["all_to_all", "send", "receive"]) {
+            let moved = |times| of([("send", ranks, block, times), ("receive", ranks, block, times)]);
+            assert_eq!(forward, moved((ranks - 1) * 2 * BLOCKS));
+            assert_eq!(backward, moved((2 * ranks - 1) * 2 * BLOCKS));
+        }
+    }
+}
+
+/// Between two stages: the two streams there, with their number and shapes, and their gradients back.
+#[test]
+fn only_streams_go_from_stage_to_stage() {
+    let ranks = counted(&Asked { pp: 2, ..Asked::default() }, &["send", "receive"]);
+    let (number, shape, stream) = (8, 9 * 8, TOKENS / 2 * WIDTH * F32);
+    let there = |name| of([(name, 2, number, 1), (name, 2, shape, 2), (name, 2, stream, 2)]);
+    let back = |name| of([(name, 2, stream, 2)]);
+    assert_eq!(ranks[0], [there("send"), back("receive")]);
+    assert_eq!(ranks[1], [there("receive"), back("send")]);
+}
