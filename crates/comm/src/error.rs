@@ -68,8 +68,9 @@ pub enum Error {
         reason: String,
     },
     /// A failure of libtorch that concerns no other rank.
-    #[error("{0}")]
-    Torch(#[source] torch::Error),
+    #[error(transparent)]
+    #[diagnostic(transparent)]
+    Torch(torch::Error),
 }
 
 impl Error {

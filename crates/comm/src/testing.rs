@@ -11,7 +11,7 @@ use crate::World;
 /// Runs `body` on `count` ranks at once and returns what each gave, by rank. A panic of one is a panic here.
 pub fn ranks<T: Send>(count: usize, timeout: Duration, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
     launches(count, |launch| {
-        let world = World::join(launch, timeout).expect("the ranks meet");
+        let world = World::join(launch, timeout, tch::Device::Cpu).expect("the ranks meet");
         body(&world)
     })
 }

@@ -188,8 +188,9 @@ fn a_rank_that_goes_away_is_noticed_by_the_others() {
 
 #[test]
 fn a_rank_that_never_comes_is_told_within_the_time_out() {
-    let told =
-        launches(3, |launch| (launch.rank != 1).then(|| World::join(launch, Duration::from_secs(2)).unwrap_err()));
+    let told = launches(3, |launch| {
+        (launch.rank != 1).then(|| World::join(launch, Duration::from_secs(2), Device::Cpu).unwrap_err())
+    });
     for rank in [0, 2] {
         let error = told[rank].as_ref().unwrap();
         assert!(error.is_loss());

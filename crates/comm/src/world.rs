@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use spec::{Launch, counted};
+use tch::Device;
 use torch::distributed::{self, Store};
 
 use crate::error::{Error, Result};
@@ -27,6 +28,8 @@ struct Meeting {
     store: Store,
     /// This host's address, as the others see it.
     address: String,
+    /// Whether tensors of the groups may lie on GPUs.
+    gpus: bool,
 }
 
 impl World {
@@ -41,9 +44,14 @@ impl World {
         }
     }
 
-    /// Meets the other ranks of `launch`; neither this nor any later collective takes longer than `timeout`.
-    pub fn join(launch: &Launch, timeout: Duration) -> Result<Self> {
+    /// Meets the other ranks of `launch`; neither this nor any later collective takes longer than `timeout`. Groups carry tensors
+    /// of `device` beside those of the CPU.
+    pub fn join(launch: &Launch, timeout: Duration, device: Device) -> Result<Self> {
         let Some(place) = launch.meeting.as_ref().filter(|_| launch.world > 1) else { return Ok(Self::alone()) };
+        let gpus = device.is_cuda();
+        if gpus {
+            torch::device::load_nccl("cuda")?;
+        }
         let meeting = format!("{}:{}", place.host, place.port);
         let because = |reason: String| {
             let (rank, world, meeting) = (launch.rank, launch.world, meeting.clone());
@@ -67,7 +75,7 @@ impl World {
             return Err(because(format!("only {come} of {} came", counted(launch.world, "rank"))));
         }
         let address = own_address(&place.host, place.port);
-        let meeting = Some(Meeting { _root: root, store, address });
+        let meeting = Some(Meeting { _root: root, store, address, gpus });
         Ok(Self { launch: launch.clone(), meeting, timeout, groups: Mutex::default(), trace: Arc::default() })
     }
 
@@ -106,10 +114,14 @@ impl World {
         let member = Member { rank: self.rank(), world: self.size(), index, ranks: ranks.to_vec() };
         let backend = match self.meeting.as_ref().filter(|_| ranks.len() > 1) {
             None => None,
-            Some(Meeting { store, address, .. }) => {
-                let made = store
-                    .prefixed(&format!("group {ranks:?}"))
-                    .and_then(|store| distributed::Group::gloo(&store, index, ranks.len(), address, self.timeout));
+            Some(Meeting { store, address, gpus, .. }) => {
+                let made = store.prefixed(&format!("group {ranks:?}")).and_then(|store| {
+                    let group = distributed::Group::gloo(&store, index, ranks.len(), address, self.timeout)?;
+                    if *gpus {
+                        group.add_nccl(&store.prefixed("nccl")?, index, ranks.len(), self.timeout)?;
+                    }
+                    Ok(group)
+                });
                 Some(made.map_err(|error| member.lost("joining a group", &error))?)
             }
         };

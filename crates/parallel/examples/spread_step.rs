@@ -62,7 +62,7 @@ fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) ->
     }
     torch::device::set_threads(number("threads", 1) as usize);
     let compute = if half { Kind::BFloat16 } else { Kind::Float };
-    let team = Team::join(launch, mesh, Duration::from_mins(10)).unwrap();
+    let team = Team::join(launch, mesh, Duration::from_mins(10), Device::Cpu).unwrap();
     let peak = || torch::memory::peak(Device::Cpu).unwrap().unwrap_or(0) >> 20;
     let before = peak();
     let folder = ModelFolder::open(folder).unwrap();

@@ -25,9 +25,9 @@ impl Team {
         Self::on(World::alone(), Mesh::alone())
     }
 
-    /// Meets the other ranks; nothing between ranks ever takes longer than `timeout`.
-    pub fn join(launch: &Launch, mesh: Mesh, timeout: Duration) -> Result<Self> {
-        Self::on(World::join(launch, timeout)?, mesh)
+    /// Meets the other ranks, each of which trains on its `device`; nothing between ranks ever takes longer than `timeout`.
+    pub fn join(launch: &Launch, mesh: Mesh, timeout: Duration, device: Device) -> Result<Self> {
+        Self::on(World::join(launch, timeout, device)?, mesh)
     }
 
     fn on(world: World, mesh: Mesh) -> Result<Self> {

@@ -211,7 +211,7 @@ fn check(mesh: Mesh, a: i64, b: i64, recompute: bool) {
     let expected = reference(&inputs(a, b));
     let whole = nn::Shared::from(expected["y"].shallow_clone());
     let sums = comm::testing::launches(mesh.world(), |launch| {
-        let team = Team::join(launch, mesh, Duration::from_mins(1)).unwrap();
+        let team = Team::join(launch, mesh, Duration::from_mins(1), Device::Cpu).unwrap();
         let tokens = Tokens::new(&team).unwrap().unwrap();
         let builder = builder().divided(tokens.division(team.mesh()).unwrap());
         let divided = tokens.apply(Box::new(model(&builder).unwrap()));

@@ -144,7 +144,7 @@ fn a_model_on_a_mesh_is_the_model() {
             let recompute = number % 2 == 1;
             comm::testing::launches(mesh.world(), |launch| {
                 let what = format!("{name} on {mesh}, recompute {recompute}");
-                let team = Team::join(launch, mesh, Duration::from_mins(2)).unwrap();
+                let team = Team::join(launch, mesh, Duration::from_mins(2), Device::Cpu).unwrap();
                 let frame = Frame::new(&team, outline(&folder)).unwrap();
                 let builder = frame.on(&team, builder(&folder), Kind::Float);
                 let (model, parameters) = build(&folder, &builder);

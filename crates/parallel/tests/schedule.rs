@@ -42,7 +42,7 @@ fn counted(asked: &Asked, named: &[&str]) -> Vec<[Counts; 2]> {
     let [cp, tp, pp] = [asked.cp, asked.tp, asked.pp].map(|degree| degree.max(1));
     let mesh = Mesh::of(&Asked { cp, tp, pp, ep: 1, sharded: true, ..*asked }, cp * tp * pp).unwrap();
     comm::testing::launches(mesh.world(), |launch| {
-        let team = Team::join(launch, mesh, Duration::from_mins(1)).unwrap();
+        let team = Team::join(launch, mesh, Duration::from_mins(1), Device::Cpu).unwrap();
         let folder = ModelFolder::open(folder()).unwrap();
         let family = family_of(&folder).unwrap();
         let meta = Builder::meta(BuildOptions::trained(Device::Cpu));

@@ -1,4 +1,4 @@
-// Process groups: a TCP store to meet at, and collectives over Gloo, each an asynchronous work.
+// Process groups: a TCP store to meet at, and collectives over Gloo or NCCL, each an asynchronous work.
 #include "shim.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -6,15 +6,27 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstring>
 
 namespace {
 // Heap-held references: what Rust owns.
 using Store = c10::intrusive_ptr<c10d::Store>;
-using Group = c10::intrusive_ptr<c10d::Backend>;
+using Backend = c10::intrusive_ptr<c10d::Backend>;
 using Work = c10::intrusive_ptr<c10d::Work>;
 using Milliseconds = std::chrono::milliseconds;
+
+// Gloo for what lies in host memory and, once added, NCCL for what lies on a GPU.
+struct Group {
+  Backend cpu, cuda;
+
+  c10d::Backend* of(const at::Tensor& tensor) const {
+    TORCH_CHECK(!tensor.is_cuda() || cuda, "this group has no way between GPUs");
+    return tensor.is_cuda() ? cuda.get() : cpu.get();
+  }
+};
 
 c10d::ReduceOp reduction(int kind) {
   return kind == 0 ? c10d::ReduceOp::SUM : kind == 1 ? c10d::ReduceOp::MAX : c10d::ReduceOp::MIN;
@@ -74,7 +86,20 @@ Group* shim_group_gloo(Store* store, int rank, int size, const char* address, in
   return shim::guarded<Group*>(nullptr, [&] {
     auto options = c10d::ProcessGroupGloo::Options::create(Milliseconds(timeout));
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
-    return new Group(c10::make_intrusive<c10d::ProcessGroupGloo>(*store, rank, size, options));
+    return new Group{c10::make_intrusive<c10d::ProcessGroupGloo>(*store, rank, size, options), nullptr};
+  });
+}
+// libpipeline_nccl.so (cc/nccl) must be loaded.
+int shim_group_add_nccl(Group* group, Store* store, int rank, int size, int64_t timeout) {
+  return shim::guarded(-1, [&] {
+    using Make = Backend*(Store*, int, int, int64_t, void (*)(const char*));
+    auto make = reinterpret_cast<Make*>(dlsym(RTLD_DEFAULT, "pipeline_group_nccl"));
+    TORCH_CHECK(make != nullptr, "libpipeline_nccl.so is not loaded");
+    Backend* made = make(store, rank, size, timeout, [](const char* text) { shim::failure() = text; });
+    if (made == nullptr) return -1;
+    group->cuda = std::move(*made);
+    delete made;
+    return 0;
   });
 }
 void shim_group_free(Group* group) { delete group; }
@@ -84,7 +109,7 @@ Work* shim_all_reduce(Group* group, Handle tensor, int kind) {
     std::vector<at::Tensor> tensors{*tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = reduction(kind);
-    return (*group)->allreduce(tensors, options);
+    return group->of(*tensor)->allreduce(tensors, options);
   });
 }
 Work* shim_broadcast(Group* group, Handle tensor, int root) {
@@ -92,35 +117,35 @@ Work* shim_broadcast(Group* group, Handle tensor, int root) {
     std::vector<at::Tensor> tensors{*tensor};
     c10d::BroadcastOptions options;
     options.rootRank = root;
-    return (*group)->broadcast(tensors, options);
+    return group->of(*tensor)->broadcast(tensors, options);
   });
 }
 Work* shim_all_gather(Group* group, Handle output, Handle input) {
-  return started([&] { return (*group)->_allgather_base(*output, *input); });
+  return started([&] { return group->of(*input)->_allgather_base(*output, *input); });
 }
 Work* shim_reduce_scatter(Group* group, Handle output, Handle input) {
-  return started([&] { return (*group)->_reduce_scatter_base(*output, *input); });
+  return started([&] { return group->of(*input)->_reduce_scatter_base(*output, *input); });
 }
 Work* shim_all_to_all(Group* group, Handle output, Handle input, const int64_t* received, const int64_t* sent, size_t n) {
   return started([&] {
     std::vector<int64_t> to(received, received + n), from(sent, sent + n);
-    return (*group)->alltoall_base(*output, *input, to, from);
+    return group->of(*input)->alltoall_base(*output, *input, to, from);
   });
 }
 Work* shim_send(Group* group, Handle tensor, int to) {
   return started([&] {
     std::vector<at::Tensor> tensors{*tensor};
-    return (*group)->send(tensors, to, 0);
+    return group->of(*tensor)->send(tensors, to, 0);
   });
 }
 Work* shim_receive(Group* group, Handle tensor, int from) {
   return started([&] {
     std::vector<at::Tensor> tensors{*tensor};
-    return (*group)->recv(tensors, from, 0);
+    return group->of(*tensor)->recv(tensors, from, 0);
   });
 }
 Work* shim_barrier(Group* group) {
-  return started([&] { return (*group)->barrier(); });
+  return started([&] { return group->cpu->barrier(); });
 }
 
 int shim_work_wait(Work* work, int64_t timeout) {

@@ -18,6 +18,9 @@ pub const LIBTORCH_VERSION: &str = "2.11.0";
 
 const CUDA_LIBRARY: &str = "libtorch_cuda.so";
 
+/// Process groups over NCCL.
+const NCCL_LIBRARY: &str = "libpipeline_nccl.so";
+
 static CUDA: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 /// `cpu`, `cuda` (the same as `cuda:0`) or `cuda:N`, checked to be usable. Loads CUDA when asked for it; see [`load_cuda`].
@@ -74,6 +77,24 @@ pub fn load_cuda(device: &str, hint: Option<&Path>) -> Result<PathBuf> {
     // SAFETY: sets two flags of libtorch's global context.
     ffi::status(unsafe { ffi::shim_forbid_tf32() })?;
     Ok(loaded.insert(path.clone()).clone())
+}
+
+/// Loads libpipeline_nccl.so, by which GPUs of several processes talk to each other, from the folder of libtorch_cuda.so or that
+/// of the libtorch in use; `scripts/build-nccl.sh` makes it.
+pub fn load_nccl(device: &str) -> Result<()> {
+    let cuda = load_cuda(device, None)?;
+    let folders = [cuda.parent().map(Path::to_path_buf), libtorch_folder()];
+    let candidates: Vec<_> = folders.into_iter().flatten().map(|folder| folder.join(NCCL_LIBRARY)).collect();
+    let Some(path) = candidates.iter().find(|path| path.is_file()) else {
+        let looked = candidates.iter().map(|path| format!("`{}`", path.display())).collect::<Vec<_>>().join(", ");
+        return Err(Error::NoNcclLibrary { looked });
+    };
+    let name = ffi::c_string(&path.to_string_lossy());
+    // SAFETY: dlopen of a library without initialisers, on top of the libtorch_cuda.so just loaded.
+    if unsafe { ffi::shim_load(name.as_ptr()) } != 0 {
+        return Err(Error::Load { path: path.clone(), reason: ffi::failure() });
+    }
+    Ok(())
 }
 
 /// Where this process's libtorch_cpu.so lies, read from its memory map.

@@ -1,4 +1,5 @@
-//! libtorch's process groups: a TCP store to meet at, and collectives over Gloo that run in the background.
+//! libtorch's process groups: a TCP store to meet at, and collectives that run in the background, over Gloo between CPUs and
+//! over NCCL between GPUs.
 //!
 //! Thin and checked: tensors are contiguous, sizes fit, errors carry libtorch's words. Who belongs to which group, and
 //! what a failure means, is known one crate up.
@@ -137,6 +138,21 @@ impl Group {
                 milliseconds(timeout),
             )
         })
+    }
+
+    /// From now on tensors on GPUs go over NCCL. All members must call it, with a `store` of its own; `load_nccl` comes first.
+    pub fn add_nccl(&self, store: &Store, index: usize, size: usize, timeout: Duration) -> Result<()> {
+        // SAFETY: a live group and store; NCCL's group holds its own reference to the store.
+        ffi::status(unsafe {
+            ffi::shim_group_add_nccl(
+                self.0.as_ptr(),
+                store.0.as_ptr(),
+                index as c_int,
+                size as c_int,
+                milliseconds(timeout),
+            )
+        })?;
+        Ok(())
     }
 
     /// `tensor` becomes the reduction of all members' tensors, which have one shape and kind.

@@ -31,7 +31,16 @@ pub enum Error {
         /// Every candidate, comma-separated.
         looked: String,
     },
-    /// libtorch_cuda.so is there, but the loader refused it.
+    /// Several ranks have GPUs, but the library by which they talk is not built.
+    #[error("ranks on several GPUs talk through libpipeline_nccl.so, which was not found (looked at: {looked})")]
+    #[diagnostic(help(
+        "build it with `scripts/build-nccl.sh SITE_PACKAGES`, where the torch of LIBTORCH_CUDA lies; or use one rank"
+    ))]
+    NoNcclLibrary {
+        /// Where it would be.
+        looked: String,
+    },
+    /// A library is there, but the loader refused it.
     #[error("cannot load `{}`: {reason}", path.display())]
     #[diagnostic(help("the file must belong to torch {version} and its nvidia packages must lie beside it; or use `cpu`", version = crate::device::LIBTORCH_VERSION))]
     Load {

@@ -67,6 +67,13 @@ unsafe extern "C" {
         address: *const c_char,
         timeout: i64,
     ) -> *mut COpaque;
+    pub(crate) fn shim_group_add_nccl(
+        group: *mut COpaque,
+        store: *mut COpaque,
+        rank: c_int,
+        size: c_int,
+        timeout: i64,
+    ) -> c_int;
     pub(crate) fn shim_group_free(group: *mut COpaque);
     pub(crate) fn shim_all_reduce(group: *mut COpaque, tensor: Handle, kind: c_int) -> *mut COpaque;
     pub(crate) fn shim_broadcast(group: *mut COpaque, tensor: Handle, root: c_int) -> *mut COpaque;

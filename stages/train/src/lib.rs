@@ -54,7 +54,7 @@ impl Stage for Train {
     }
 
     fn ranks() -> &'static [&'static str] {
-        &["cpu"]
+        &["cpu", "cuda"]
     }
 
     fn check(parameters: &Parameters, settings: &Settings, request: &CheckRequest) -> Checked {

@@ -29,7 +29,7 @@ use crate::{Train, between_ranks, unusable, validate};
 pub(crate) fn run(work: &Work<Train>, launch: &Launch) -> Result<Outcome, Failure> {
     let request = &work.request;
     torch::device::set_threads(request.threads);
-    let device = torch::device::resolve(&request.device).map_err(unusable)?;
+    let device = torch::device::resolve(&own_device(&request.device, launch)?).map_err(unusable)?;
     let config = configuration(work)?;
     let input = |name: &str| {
         let missing = || Failure::new(Exit::Usage, Problem::new(format!("the request has no input `{name}`")));
@@ -49,18 +49,26 @@ pub(crate) fn run(work: &Work<Train>, launch: &Launch) -> Result<Outcome, Failur
     Ok(outcome)
 }
 
+/// The device of this rank: of several on one host each takes a GPU.
+fn own_device(asked: &str, launch: &Launch) -> Result<String, Failure> {
+    match asked.split_once(':') {
+        None if asked == "cuda" && launch.world > 1 => Ok(format!("cuda:{}", launch.local_rank)),
+        Some(("cuda", _)) if launch.local_world > 1 => {
+            let problem = Problem::new(format!("`{asked}` is one GPU for {} ranks of this host", launch.local_world));
+            Err(Failure::new(Exit::Recipe, problem.help("write `cuda`: each rank takes the GPU of its number")))
+        }
+        _ => Ok(asked.to_owned()),
+    }
+}
+
 /// Meets the other ranks.
 fn join(config: &Config, launch: &Launch, device: tch::Device) -> Result<Team, Failure> {
     let recipe = |problem| Failure::new(Exit::Recipe, problem);
-    if launch.world > 1 && device != tch::Device::Cpu {
-        let problem = Problem::new(format!("{} on a GPU: not built yet", counted(launch.world, "rank")));
-        return Err(recipe(problem.help("use `--device cpu`, or one rank")));
-    }
     let mesh = config.distributed.mesh(launch.world).map_err(recipe)?;
     if let Some((_, problem)) = config.refused_on(&mesh) {
         return Err(recipe(problem));
     }
-    Team::join(launch, mesh, config.distributed.timeout).map_err(between_ranks)
+    Team::join(launch, mesh, config.distributed.timeout, device).map_err(between_ranks)
 }
 
 fn configuration(work: &Work<Train>) -> Result<Config, Failure> {
