@@ -400,3 +400,18 @@ impl Planned<'_, '_> {
         Ok(written)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_of_a_host_take_the_gpus_of_their_numbers() {
+        let launch = Launch { rank: 9, world: 16, local_rank: 1, local_world: 8, meeting: None };
+        assert_eq!(own_device("cuda", &launch).unwrap(), "cuda:1");
+        assert_eq!(own_device("cpu", &launch).unwrap(), "cpu");
+        assert!(own_device("cuda:3", &launch).unwrap_err().problem.message.contains("is one GPU for 8 ranks"));
+        assert_eq!(own_device("cuda:3", &Launch::alone()).unwrap(), "cuda:3");
+        assert_eq!(own_device("cuda", &Launch::alone()).unwrap(), "cuda");
+    }
+}
