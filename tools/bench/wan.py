@@ -1,9 +1,10 @@
 """A training step and a VAE encode of a Wan in PyTorch eager + diffusers: the counterpart of `cargo run -p models --example step`.
 
-    python wan.py FOLDER [--size 128] [--frames 17] [--batch 1] [--text 512] [--steps 5] [--threads 1] [--dtype float32]
+    python wan.py FOLDER [--size 128] [--frames 17] [--batch 1] [--text 512] [--steps 5] [--threads 1] [--dtype float32] [--masters]
 
 FOLDER is made if it is not there (71 M parameters: 16 blocks, width 512; a VAE of 32 channels at its widest size). Both programs build
-the same inputs, so their losses agree. Times are medians; CPU time is the process's, which a busy machine disturbs less.
+the same inputs, so their losses agree. `--masters` keeps weights and gradients of the denoiser in float32 and computes in --dtype by
+autocast, which is what our step does; without it, all is in --dtype. Times are medians; CPU time is the process's, which a busy machine disturbs less.
 """
 
 import argparse
@@ -42,6 +43,7 @@ def main():
     for name, value in dict(size=128, frames=17, batch=1, text=512, steps=5, threads=1).items():
         ap.add_argument(f"--{name}", type=int, default=value)
     ap.add_argument("--dtype", default="float32")
+    ap.add_argument("--masters", action="store_true")
     a = ap.parse_args()
     torch.set_num_threads(a.threads)
     path, vae_path = os.path.join(a.folder, "transformer"), os.path.join(a.folder, "vae")
@@ -52,7 +54,7 @@ def main():
         with open(os.path.join(a.folder, "model_index.json"), "w") as f:
             f.write('{"_class_name": "WanPipeline", "transformer": ["diffusers", "WanTransformer3DModel"], "vae": ["diffusers", "AutoencoderKLWan"]}\n')
     dtype = getattr(torch, a.dtype)
-    model = WanTransformer3DModel.from_pretrained(path, torch_dtype=dtype)
+    model = WanTransformer3DModel.from_pretrained(path, torch_dtype=torch.float32 if a.masters else dtype)
     b, h, f = a.batch, a.size // 8, (a.frames - 1) // 4 + 1
     clean, noise = wave(b, 16, f, h, h, phase=0.1), wave(b, 16, f, h, h, phase=0.2)
     sigma = torch.linspace(0.2, 0.8, b)
@@ -61,7 +63,8 @@ def main():
 
     def step():
         model.zero_grad(set_to_none=True)
-        out = model(hidden_states=noisy.to(dtype), timestep=sigma * 1000, encoder_hidden_states=text, return_dict=False)[0]
+        with torch.autocast("cpu", dtype, enabled=a.masters):
+            out = model(hidden_states=noisy.to(dtype), timestep=sigma * 1000, encoder_hidden_states=text, return_dict=False)[0]
         loss = torch.nn.functional.mse_loss(out.float(), noise - clean)
         loss.backward()
         return loss.item()
