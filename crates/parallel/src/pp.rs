@@ -24,6 +24,8 @@ pub(crate) struct Pipeline {
     /// Sent, and perhaps not yet taken.
     sent: Mutex<VecDeque<(Pending, Tensor)>>,
     trouble: Trouble,
+    /// Where what is received goes.
+    device: Device,
 }
 
 /// A micro-batch between its forward and its backward.
@@ -67,8 +69,8 @@ pub(crate) fn cuts(costs: &[f64], stages: usize) -> Option<Vec<Range<usize>>> {
 }
 
 impl Pipeline {
-    pub(crate) fn new(group: Arc<Group>) -> Self {
-        Self { group, sent: Mutex::default(), trouble: Trouble::default() }
+    pub(crate) fn new(group: Arc<Group>, device: Device) -> Self {
+        Self { group, sent: Mutex::default(), trouble: Trouble::default(), device }
     }
 
     fn before(&self) -> Option<usize> {
@@ -155,7 +157,7 @@ impl Pipeline {
         self.group.broadcast(&form, last)?.wait()?;
         let tensor = match tensor {
             Some(tensor) => tensor.f_detach()?.f_contiguous()?,
-            None => Form::read(&form)?.empty()?,
+            None => Form::read(&form)?.empty(self.device)?,
         };
         self.group.broadcast(&tensor, last)?.wait()?;
         Ok(tensor)
@@ -186,7 +188,7 @@ impl Pipeline {
         let count = i64::try_from(take(numbers(1)?)?.f_get(0)?)?;
         let each = (0..count).map(|_| {
             let form = Form::read(&take(numbers(Form::NUMBERS)?)?)?;
-            Ok(take(form.empty()?)?.f_set_requires_grad(form.requires_grad)?)
+            Ok(take(form.empty(self.device)?)?.f_set_requires_grad(form.requires_grad)?)
         });
         each.collect()
     }
@@ -230,8 +232,8 @@ impl Form {
         Ok(Self { kind, requires_grad: numbers[1] == 1, shape })
     }
 
-    fn empty(&self) -> Result<Tensor> {
-        Ok(Tensor::f_empty(self.shape.as_slice(), (self.kind, Device::Cpu))?)
+    fn empty(&self, device: Device) -> Result<Tensor> {
+        Ok(Tensor::f_empty(self.shape.as_slice(), (self.kind, device))?)
     }
 }
 

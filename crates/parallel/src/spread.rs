@@ -62,7 +62,7 @@ impl Frame {
         }
         let (stage, stages) = team.place(Axis::Pp);
         if stages > 1 {
-            let piped = Arc::new(Pipeline::new(team.along(&[Axis::Pp])?));
+            let piped = Arc::new(Pipeline::new(team.along(&[Axis::Pp])?, team.device()));
             model = Box::new(Piped { inner: model, pipeline: Arc::clone(&piped) });
             pipeline = Some(piped);
         }

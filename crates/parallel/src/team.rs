@@ -17,30 +17,36 @@ pub struct Team {
     mesh: Mesh,
     everyone: Arc<Group>,
     data: Arc<Group>,
+    device: Device,
 }
 
 impl Team {
     /// One rank.
     pub fn alone() -> Result<Self> {
-        Self::on(World::alone(), Mesh::alone())
+        Self::on(World::alone(), Mesh::alone(), Device::Cpu)
     }
 
     /// Meets the other ranks, each of which trains on its `device`; nothing between ranks ever takes longer than `timeout`.
     pub fn join(launch: &Launch, mesh: Mesh, timeout: Duration, device: Device) -> Result<Self> {
-        Self::on(World::join(launch, timeout, device)?, mesh)
+        Self::on(World::join(launch, timeout, device)?, mesh, device)
     }
 
-    fn on(world: World, mesh: Mesh) -> Result<Self> {
+    fn on(world: World, mesh: Mesh, device: Device) -> Result<Self> {
         if world.size() != mesh.world() {
             return Err(Error::Unfit(format!("a mesh of {mesh} for {}", counted(world.size(), "rank"))));
         }
         let (everyone, data) = (world.everyone()?, world.group(&mesh.data_group(world.rank()))?);
-        Ok(Self { world, mesh, everyone, data })
+        Ok(Self { world, mesh, everyone, data, device })
     }
 
     /// Whether this rank writes what is written once.
     pub fn leads(&self) -> bool {
         self.world.rank() == 0
+    }
+
+    /// Where this rank's activations are, if it is one of several.
+    pub(crate) fn device(&self) -> Device {
+        self.device
     }
 
     /// The mesh.

@@ -101,7 +101,7 @@ fn a_row_that_contradicts_itself_is_refused() {
     let digest = &good.caption_digest;
     assert_eq!(
         refused(&|row| row.tokens = 5),
-        format!("captions row `{digest}`: `embedding` has 64 bytes, but 5 tokens of width 8 in bf16 make 80")
+        format!("captions row `{digest}`: `embedding` has 64 bytes, but 5 x 8 numbers in bf16 make 80")
     );
     assert!(refused(&|row| row.pooled = Some(vec![0; 3])).contains("`pooled` has 3 bytes"));
     assert!(refused(&|row| row.text = "b".into()).contains("not that of its text"));

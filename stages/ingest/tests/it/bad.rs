@@ -58,7 +58,7 @@ fn every_kind_of_bad_row_is_a_reject_with_its_reason() {
         ]
     );
     assert!(ran.rejects[0].detail.contains("truncated"), "{}", ran.rejects[0].detail);
-    assert!(ran.outcome.summary.starts_with("1 samples, 13 rejected ("), "{}", ran.outcome.summary);
+    assert!(ran.outcome.summary.starts_with("1 sample, 13 rejected ("), "{}", ran.outcome.summary);
 }
 
 #[test]
@@ -90,7 +90,7 @@ fn a_data_set_without_a_usable_row_fails_and_says_why() {
     let failure = world.run(json!({"dataset": "set"})).unwrap_err();
     assert_eq!(
         (failure.exit, failure.problem.message.as_str()),
-        (Exit::Input, "none of the 1 rows of `set` is usable (1 unsupported)")
+        (Exit::Input, "nothing of `set` is usable: 1 row (1 unsupported)")
     );
     assert!(failure.problem.help.unwrap().contains("`a.png`"));
 }
