@@ -2,7 +2,7 @@
 //! be combined:
 //!
 //! Ulysses (Jacobs et al. 2023, "DeepSpeed Ulysses"): ranks trade tokens for heads, so that each attends over all tokens with
-//! some of the heads, and trade back. [`ring`](crate::ring) (Liu et al. 2023, "Ring Attention"): keys and values go round.
+//! some of the heads, and trade back. [`ring`] (Liu et al. 2023, "Ring Attention"): keys and values go round.
 //! Neighbouring ranks trade heads; the groups of them form the ring (Fang and Zhao 2024, "USP").
 
 use nn::attention::scaled_dot_product;

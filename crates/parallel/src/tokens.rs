@@ -1,5 +1,5 @@
 //! A model whose stream is spread over ranks: the tokens are dealt out after `embed` and collected before `head`, which every
-//! rank runs on all of them. In between, layers meet at the [seam](nn::Seam): [`tp`] and [`cp`] say how.
+//! rank runs on all of them. In between, layers meet at the [seam](nn::Seam): `tp` and `cp` say how.
 //!
 //! Where the tokens are travels with the tensors that all blocks share, as the last of them.
 
