@@ -164,7 +164,8 @@ fn of_a_thousand_items_a_kill_one_more_one_less_and_one_changed_leave_the_rest()
     let mut runner = sandbox.command(&[ENCODE, &["--threads", "1"]].concat());
     let mut runner = runner.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("a started runner");
     let deadline = Instant::now() + Duration::from_mins(5);
-    while saved(&sandbox).len() < 700 {
+    // Rows are saved once a second: a higher mark might be passed only when the stage ends.
+    while saved(&sandbox).len() < 200 {
         assert!(
             Instant::now() < deadline && runner.try_wait().expect("a child").is_none(),
             "it ended before it was killed"
@@ -174,7 +175,7 @@ fn of_a_thousand_items_a_kill_one_more_one_less_and_one_changed_leave_the_rest()
     kill_tree(runner.id());
     runner.wait().expect("an ended runner");
     let saved = saved(&sandbox);
-    assert!((700..=1000).contains(&saved.len()), "{}", saved.len());
+    assert!((200..1000).contains(&saved.len()), "{}", saved.len());
 
     // One less and one changed among those that were saved, and one more.
     let mut among = (0..1000).filter(|n| saved.contains(&ids[*n]));
