@@ -8,34 +8,16 @@ losses agree. Times are medians a step; CPU time is the process's, which a busy 
 
 import argparse
 import os
-import statistics
-import time
 
 import torch
 from diffusers import AutoencoderKL, FluxPipeline, FluxTransformer2DModel
+
+from measure import timed, wave
 
 MID = dict(num_layers=4, num_single_layers=8, attention_head_dim=64, num_attention_heads=8, joint_attention_dim=512,
            pooled_projection_dim=128, axes_dims_rope=(8, 28, 28), guidance_embeds=True)
 VAE = dict(block_out_channels=(32, 64, 128, 128), layers_per_block=2, latent_channels=16, down_block_types=["DownEncoderBlock2D"] * 4,
            up_block_types=["UpDecoderBlock2D"] * 4, scaling_factor=0.3611, shift_factor=0.1159, use_quant_conv=False, use_post_quant_conv=False)
-
-
-def wave(*shape, phase):
-    """Numbers of about unit size that any program can make."""
-    n = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
-    return (1.4 * torch.sin(n * 0.7390851 + phase)).float().view(shape)
-
-
-def timed(steps, run):
-    """The last value, medians of wall and CPU time of `steps` runs after one to warm up, and the peak of memory so far."""
-    wall, cpu = [], []
-    for _ in range(steps + 1):
-        t, p = time.perf_counter(), time.process_time()
-        value = run()
-        wall.append(time.perf_counter() - t)
-        cpu.append(time.process_time() - p)
-    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
-    return f"{value:.6f}  wall {statistics.median(wall[1:]):.3f} s  cpu {statistics.median(cpu[1:]):.3f} s  peak {int(peak) // 1024} MiB"
 
 
 def main():

@@ -9,32 +9,14 @@ autocast, which is what our step does; without it, all is in --dtype. Times are 
 
 import argparse
 import os
-import statistics
-import time
 
 import torch
 from diffusers import AutoencoderKLWan, WanTransformer3DModel
 
+from measure import timed, wave
+
 MID = dict(num_attention_heads=8, attention_head_dim=64, in_channels=16, out_channels=16, text_dim=512, freq_dim=256, ffn_dim=2048,
            num_layers=16, cross_attn_norm=True, eps=1e-6)
-
-
-def wave(*shape, phase):
-    """Numbers of about unit size that any program can make."""
-    n = torch.arange(torch.Size(shape).numel(), dtype=torch.float64)
-    return (1.4 * torch.sin(n * 0.7390851 + phase)).float().view(shape)
-
-
-def timed(steps, run):
-    """The last value, medians of wall and CPU time of `steps` runs after one to warm up, and the peak of memory so far."""
-    wall, cpu = [], []
-    for _ in range(steps + 1):
-        t, p = time.perf_counter(), time.process_time()
-        value = run()
-        wall.append(time.perf_counter() - t)
-        cpu.append(time.process_time() - p)
-    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]
-    return f"{value:.6f}  wall {statistics.median(wall[1:]):.3f} s  cpu {statistics.median(cpu[1:]):.3f} s  peak {int(peak) // 1024} MiB"
 
 
 def main():

@@ -109,11 +109,16 @@ pub(crate) fn finish(command: &mut Command) -> Finished {
 
 /// SIGKILL to a process and its children.
 pub(crate) fn kill_tree(pid: u32) {
+    signal_tree(pid, "KILL");
+}
+
+/// A signal, by its name, to a process and its children.
+pub(crate) fn signal_tree(pid: u32, signal: &str) {
     // A runner has a thread for each stage that it starts.
     let threads = fs_err::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
     let children: String =
         threads.map(|thread| fs_err::read_to_string(thread.path().join("children")).unwrap_or_default()).collect();
     for id in std::iter::once(pid.to_string()).chain(children.split_whitespace().map(str::to_owned)) {
-        finish(Command::new("kill").args(["-KILL", &id]));
+        finish(Command::new("kill").args(["-s", signal, &id]));
     }
 }
