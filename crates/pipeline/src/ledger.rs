@@ -48,7 +48,8 @@ pub(crate) fn sql(
             ));
         }
     }
-    let kept = "select sample_id, source, 'kept', cast(null as varchar), cast(null as varchar), cast(null as varchar) from base";
+    let kept = "select sample_id, source, 'kept' state, cast(null as varchar) stage, cast(null as varchar) reason, \
+                cast(null as varchar) detail from base";
     let fates = if words.is_empty() {
         kept.to_owned()
     } else {

@@ -1,7 +1,6 @@
 //! BLAKE3 digests, and the one JSON form that is digested.
 
 use std::fmt;
-use std::io::Read;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -23,15 +22,9 @@ impl Digest {
 
     /// Of a file's contents, read in pieces.
     pub fn of_file(path: &Path) -> Result<Self> {
-        let mut file = fs_err::File::open(path)?;
         let mut hasher = blake3::Hasher::new();
-        let mut buffer = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut buffer)? {
-                0 => return Ok(Self(*hasher.finalize().as_bytes())),
-                n => hasher.update(&buffer[..n]),
-            };
-        }
+        hasher.update_reader(fs_err::File::open(path)?)?;
+        Ok(Self(*hasher.finalize().as_bytes()))
     }
 
     /// Of a value's [`canonical_json`].
@@ -47,7 +40,7 @@ impl Digest {
 
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
     }
 }
 
@@ -62,14 +55,10 @@ impl FromStr for Digest {
 
     fn from_str(text: &str) -> Result<Self> {
         let refused = || Error::Digest(text.to_owned());
-        if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b)) {
+        if text.bytes().any(|byte| byte.is_ascii_uppercase()) {
             return Err(refused());
         }
-        let mut bytes = [0; 32];
-        for (index, byte) in bytes.iter_mut().enumerate() {
-            *byte = u8::from_str_radix(&text[2 * index..2 * index + 2], 16).map_err(|_| refused())?;
-        }
-        Ok(Self(bytes))
+        blake3::Hash::from_hex(text).map(|hash| Self(*hash.as_bytes())).map_err(|_| refused())
     }
 }
 

@@ -2,12 +2,13 @@
 //!
 //! Hashing is done once per state of a file, as told by (device, inode, size, mtime, ctime).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 use spec::glob::matches_any;
 
 use crate::{Cache, Digest, Error, Memo, Result};
@@ -34,8 +35,15 @@ impl Identity {
     /// Of a set of files.
     pub fn of_entries(mut entries: Vec<Entry>) -> Self {
         entries.sort_by(|a, b| a.path.cmp(&b.path));
-        let digest = Digest::of_json(&json!(entries));
-        Self { digest, entries }
+        // The digest of their canonical JSON, without a tree of values for each of perhaps a million files.
+        let text = |text: &str| Value::from(text).to_string();
+        let mut form = String::from("[");
+        for (index, Entry { path, digest }) in entries.iter().enumerate() {
+            let comma = if index > 0 { "," } else { "" };
+            form.extend([comma, "{\"digest\":", &text(digest), ",\"path\":", &text(path), "}"]);
+        }
+        form.push(']');
+        Self { digest: Digest::of_bytes(form.as_bytes()), entries }
     }
 }
 
@@ -52,15 +60,18 @@ pub struct FileStamp {
 impl FileStamp {
     /// Of a file, symbolic links followed.
     pub fn of(path: &Path) -> Result<Self> {
-        let meta = fs_err::metadata(path)?;
+        Ok(Self::of_metadata(&fs_err::metadata(path)?))
+    }
+
+    fn of_metadata(meta: &Metadata) -> Self {
         let time = |seconds: i64, nanos: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
-        Ok(Self {
+        Self {
             dev: meta.dev(),
             ino: meta.ino(),
             size: meta.size(),
             mtime: time(meta.mtime(), meta.mtime_nsec()),
             ctime: time(meta.ctime(), meta.ctime_nsec()),
-        })
+        }
     }
 
     /// Whether a digest that was remembered at `written` for a file in this state can be believed: a file that changed
@@ -73,7 +84,8 @@ impl FileStamp {
 /// Time stamps of files are no finer than this.
 pub(crate) const RACY: std::time::Duration = std::time::Duration::from_millis(50);
 
-type Known = BTreeMap<String, (FileStamp, Digest)>;
+/// Files of a source, sorted by path.
+type Known = Vec<(String, FileStamp, Digest)>;
 
 impl Memo {
     /// Identity of the files under `path` that match `globs`, or of `path` itself if it is a file.
@@ -86,10 +98,11 @@ impl Memo {
             Err(error) => return Err(error.into()),
         };
         let files = if meta.is_dir() {
-            files_matching(path, globs)?
+            stamped(path, globs)?
         } else {
             let name = path.file_name().and_then(|name| name.to_str());
-            vec![name.ok_or_else(|| Error::Name { path: path.to_owned() })?.to_owned()]
+            let name = name.ok_or_else(|| Error::Name { path: path.to_owned() })?;
+            vec![(name.to_owned(), FileStamp::of_metadata(&meta))]
         };
         if files.is_empty() {
             return Err(Error::Empty { path: path.to_owned(), globs: globs.to_vec() });
@@ -100,24 +113,24 @@ impl Memo {
         let question = json!({"dev": meta.dev(), "ino": meta.ino(), "globs": globs});
         let written = self.written("files", &question);
         let known: Known = self.recall("files", &question).unwrap_or_default();
-        let mut now = Known::new();
+        let mut now = Known::with_capacity(files.len());
         let mut hashed = false;
-        for file in files {
-            let full = root.join(&file);
-            let stamp = FileStamp::of(&full)?;
-            let digest = match known.get(&file) {
-                Some((seen, digest)) if *seen == stamp && stamp.settled(written) => *digest,
+        for (file, stamp) in files {
+            let before = known.binary_search_by(|(name, ..)| name.cmp(&file)).map(|index| &known[index]);
+            let digest = match before {
+                Ok((_, seen, digest)) if *seen == stamp && stamp.settled(written) => *digest,
                 _ => {
                     hashed = true;
-                    Digest::of_file(&full)?
+                    Digest::of_file(&root.join(&file))?
                 }
             };
-            now.insert(file, (stamp, digest));
+            now.push((file, stamp, digest));
         }
         if hashed || now.len() != known.len() {
             self.remember("files", &question, &now);
         }
-        let entries = now.into_iter().map(|(path, (_, digest))| Entry { path, digest: digest.to_string() }).collect();
+        drop(known);
+        let entries = now.into_iter().map(|(path, _, digest)| Entry { path, digest: digest.to_string() }).collect();
         Ok(Identity::of_entries(entries))
     }
 }
@@ -131,7 +144,7 @@ impl Cache {
     /// Keeps the list of files behind an identity, so that a later change can be told file by file.
     pub fn keep_entries(&self, identity: &Identity) {
         let question = json!(identity.digest);
-        if self.recall::<Vec<Entry>>("trees", &question).is_none() {
+        if !self.memo.holds("trees", &question) {
             self.remember("trees", &question, &identity.entries);
         }
     }
@@ -144,27 +157,43 @@ impl Cache {
 
 /// Files below `folder` that match `globs`, sorted, relative to it with `/`.
 pub fn files_matching(folder: &Path, globs: &[String]) -> Result<Vec<String>> {
+    Ok(stamped(folder, globs)?.into_iter().map(|(file, _)| file).collect())
+}
+
+/// As [`files_matching`], each with its state.
+fn stamped(folder: &Path, globs: &[String]) -> Result<Vec<(String, FileStamp)>> {
     let mut files = Vec::new();
-    walk(folder, "", &mut BTreeSet::new(), &mut files)?;
-    files.retain(|file| matches_any(globs, file));
-    files.sort();
+    walk(folder, "", globs, &mut BTreeSet::new(), &mut files)?;
+    files.sort_by(|(a, _), (b, _)| a.cmp(b));
     Ok(files)
 }
 
 /// All files below `folder`, symbolic links followed, each real folder visited once per way into it.
-fn walk(folder: &Path, prefix: &str, above: &mut BTreeSet<(u64, u64)>, files: &mut Vec<String>) -> Result<()> {
+fn walk(
+    folder: &Path,
+    prefix: &str,
+    globs: &[String],
+    above: &mut BTreeSet<(u64, u64)>,
+    files: &mut Vec<(String, FileStamp)>,
+) -> Result<()> {
     let meta = fs_err::metadata(folder)?;
     let here = (meta.dev(), meta.ino());
     if !above.insert(here) {
         return Ok(());
     }
     for entry in fs_err::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(|| Error::Name { path: path.clone() })?;
+        let entry = entry?;
+        let name = entry.file_name();
+        let name = name.to_str().ok_or_else(|| Error::Name { path: entry.path() })?;
         let relative = format!("{prefix}{name}");
-        match fs_err::metadata(&path) {
-            Ok(meta) if meta.is_dir() => walk(&path, &format!("{relative}/"), above, files)?,
-            Ok(meta) if meta.is_file() => files.push(relative),
+        // The folder says what is a link; asking for the rest by name in the open folder is cheaper than by path.
+        let linked = entry.file_type()?.is_symlink();
+        let meta = if linked { fs_err::metadata(entry.path()) } else { entry.metadata() };
+        match meta {
+            Ok(meta) if meta.is_dir() => walk(&entry.path(), &format!("{relative}/"), globs, above, files)?,
+            Ok(meta) if meta.is_file() && matches_any(globs, &relative) => {
+                files.push((relative, FileStamp::of_metadata(&meta)));
+            }
             // A dangling link has no contents.
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -190,6 +219,15 @@ mod tests {
         fs_err::write(data.join("sub/b.png"), "two").unwrap();
         fs_err::write(data.join("note.txt"), "three").unwrap();
         (folder, cache, data)
+    }
+
+    #[test]
+    fn an_identity_is_the_digest_of_its_entries_in_canonical_form() {
+        let entry = |path: &str| Entry { path: path.to_owned(), digest: format!("of {path}") };
+        for paths in [&[][..], &["a"], &["b\"\n.png", "a\\é", "c"]] {
+            let identity = Identity::of_entries(paths.iter().map(|path| entry(path)).collect());
+            assert_eq!(identity.digest, Digest::of_json(&json!(identity.entries)));
+        }
     }
 
     #[test]

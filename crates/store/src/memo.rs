@@ -29,10 +29,19 @@ impl Memo {
 
     /// The answer remembered for `question`, if any.
     pub fn recall<T: DeserializeOwned>(&self, kind: &str, question: &Value) -> Option<T> {
+        serde_json::from_slice(self.sound(kind, question)?.get(65..)?).ok()
+    }
+
+    /// Whether an answer is remembered.
+    pub(crate) fn holds(&self, kind: &str, question: &Value) -> bool {
+        self.sound(kind, question).is_some()
+    }
+
+    /// The bytes of an answer. A bit that flipped in one would be a wrong key: the first line is the digest of the rest.
+    fn sound(&self, kind: &str, question: &Value) -> Option<Vec<u8>> {
         let bytes = fs_err::read(self.path(kind, question)).ok()?;
-        // A bit that flipped in an answer would be a wrong key: the first line is the digest of the rest.
         let (digest, body) = (bytes.get(..64)?, bytes.get(65..)?);
-        (digest == Digest::of_bytes(body).to_string().as_bytes()).then(|| serde_json::from_slice(body).ok())?
+        (digest == Digest::of_bytes(body).to_string().as_bytes()).then_some(bytes)
     }
 
     /// Remembers an answer, if the disk lets it. It is not forced to the disk: after a power failure it may be lost.
