@@ -130,7 +130,6 @@ fn a_known_file_is_not_hashed_again() {
     thread::sleep(RACY + Duration::from_millis(20));
     let later = Cache::open(cache.root()).unwrap();
     assert_eq!(state(&later, 1), "hit");
-    assert!(!later.hashed.lock().unwrap().is_empty(), "the stamps were too young to be believed");
     let even_later = Cache::open(cache.root()).unwrap();
     assert_eq!(state(&even_later, 1), "hit");
     assert!(even_later.hashed.lock().unwrap().is_empty());
