@@ -27,6 +27,20 @@ pub struct PartOf {
     pub elements: Tensor,
 }
 
+impl PartOf {
+    /// Copies the elements to host memory, in the kind they are written in.
+    pub fn keep(&mut self) -> Result<()> {
+        if self.runs.is_empty() {
+            self.elements = Tensor::f_zeros([0], (Kind::Float, Device::Cpu))?;
+            return Ok(());
+        }
+        let copy =
+            || Ok::<_, tch::TchError>(self.elements.f_detach()?.f_to_device(Device::Cpu)?.f_totype(self.kind)?.copy());
+        self.elements = tch::no_grad(copy)?;
+        Ok(())
+    }
+}
+
 /// A file that several write.
 #[derive(Debug)]
 pub struct SharedFile {
@@ -86,6 +100,26 @@ impl SharedFile {
 mod tests {
     use super::*;
     use crate::{Part, Share, Weights};
+
+    #[test]
+    fn what_is_kept_does_not_change_with_its_tensor() {
+        let live = Tensor::arange(4, (Kind::Float, Device::Cpu));
+        let runs = Share::whole(&[4]).runs();
+        let part = |kind| PartOf {
+            name: "a".to_owned(),
+            shape: vec![4],
+            kind,
+            runs: runs.clone(),
+            elements: live.shallow_clone(),
+        };
+        for kind in [Kind::Float, Kind::BFloat16] {
+            let mut kept = part(kind);
+            kept.keep().unwrap();
+            let before = kept.elements.to_kind(Kind::Float).copy();
+            let _ = live.shallow_clone().fill_(-1.0);
+            assert_eq!((&kept.elements.kind(), kept.elements.to_kind(Kind::Float)), (&kind, before));
+        }
+    }
 
     #[test]
     fn parts_written_together_are_the_file_written_alone() {

@@ -41,33 +41,51 @@ impl Spread {
     }
 }
 
-/// Writes one file.
-pub fn save(team: &Team, path: &Path, parts: &[PartOf], metadata: &BTreeMap<String, String>) -> Result<()> {
-    let file = SharedFile::new(path, parts, metadata)?;
-    if team.leads() {
-        file.create()?;
-    }
-    team.barrier()?;
-    file.write(parts)?;
-    team.barrier()?;
-    if team.leads() {
-        file.finish()?;
-    }
-    Ok(())
+/// A weight file that all ranks write together, each what it holds. Who waits for whom is the callers' business: one rank
+/// creates it, then all write, then one finishes it.
+#[derive(Debug)]
+pub struct Together {
+    file: SharedFile,
+    parts: Vec<PartOf>,
 }
 
-/// Writes a model as [`nn::save::save_model`] does.
-pub fn save_model(team: &Team, folder: &Path, stem: &str, parts: Vec<PartOf>, shard_bytes: u64) -> Result<()> {
-    let bytes = |part: &PartOf| part.shape.iter().product::<i64>() as u64 * part.kind.elt_size_in_bytes() as u64;
-    let sizes: Vec<(&str, u64)> = parts.iter().map(|part| (part.name.as_str(), bytes(part))).collect();
-    let plan = Plan::new(stem, &sizes, shard_bytes);
-    let mut parts: Vec<Option<PartOf>> = parts.into_iter().map(Some).collect();
-    for (file, members) in &plan.files {
-        let own: Vec<PartOf> = members.iter().filter_map(|index| parts[*index].take()).collect();
-        save(team, &folder.join(file), &own, &plan.metadata())?;
+impl Together {
+    /// Of this rank's `parts`.
+    pub fn new(path: &Path, parts: Vec<PartOf>, metadata: &BTreeMap<String, String>) -> Result<Self> {
+        Ok(Self { file: SharedFile::new(path, &parts, metadata)?, parts })
     }
-    if team.leads() {
-        plan.write_index(folder, stem)?;
+
+    /// The files of a model, named and divided as by [`nn::save::save_model`], and the plan that knows their index.
+    pub fn model(folder: &Path, stem: &str, parts: Vec<PartOf>, shard_bytes: u64) -> Result<(Vec<Self>, Plan)> {
+        let bytes = |part: &PartOf| part.shape.iter().product::<i64>() as u64 * part.kind.elt_size_in_bytes() as u64;
+        let sizes: Vec<(&str, u64)> = parts.iter().map(|part| (part.name.as_str(), bytes(part))).collect();
+        let plan = Plan::new(stem, &sizes, shard_bytes);
+        let mut parts: Vec<Option<PartOf>> = parts.into_iter().map(Some).collect();
+        let file = |(name, members): &(String, Vec<usize>)| {
+            let own = members.iter().filter_map(|index| parts[*index].take()).collect();
+            Self::new(&folder.join(name), own, &plan.metadata())
+        };
+        let files = plan.files.iter().map(file).collect::<Result<_>>()?;
+        Ok((files, plan))
     }
-    Ok(())
+
+    /// Copies what this rank holds to host memory, so that training does not change it before it is written.
+    pub fn keep(&mut self) -> Result<()> {
+        Ok(self.parts.iter_mut().try_for_each(PartOf::keep)?)
+    }
+
+    /// Makes the file.
+    pub fn create(&self) -> Result<()> {
+        Ok(self.file.create()?)
+    }
+
+    /// Writes what this rank holds, and flushes it to disk.
+    pub fn write(&self) -> Result<()> {
+        Ok(self.file.write(&self.parts)?)
+    }
+
+    /// Gives the file its name.
+    pub fn finish(&self) -> Result<()> {
+        Ok(self.file.finish()?)
+    }
 }

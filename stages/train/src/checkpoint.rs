@@ -4,26 +4,24 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use nn::{Named, Weights};
+use nn::Weights;
 use parallel::Spread;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use spec::Problem;
 use stage::{Exit, Failure};
 use store::Digest;
-use tch::Kind;
 
-use crate::components::Unchanged;
 use crate::config::Config;
-use crate::session::{STEM, Session};
-use crate::{between_ranks, unusable};
+use crate::session::Session;
+use crate::unusable;
 
 /// Name of the state's folder inside a checkpoint; diffusers does not look at it.
-const STATE: &str = "training_state";
+pub(crate) const STATE: &str = "training_state";
 /// Version of the state's layout; 1 had no digests.
 const FORMAT: u32 = 2;
 /// Start of the names of unfinished checkpoints.
-const PARTIAL: &str = ".partial-";
+pub(crate) const PARTIAL: &str = ".partial-";
 
 /// `state.json`.
 #[derive(Debug, Serialize, Deserialize)]
@@ -129,62 +127,6 @@ pub(crate) fn remove_damaged(output: &Path) -> Result<Vec<String>, Failure> {
     Ok(removed)
 }
 
-/// Where the parts come from that training leaves alone.
-pub(crate) struct Origin<'a> {
-    /// Name of the model, for the adapter's files.
-    pub(crate) base_model: &'a str,
-    /// Whether the model's files never change in place.
-    pub(crate) immutable: bool,
-}
-
-/// Writes the checkpoint after step `step`: all ranks together, each what it holds alone.
-pub(crate) fn write(
-    session: &mut Session,
-    config: &Config,
-    output: &Path,
-    (epoch, step): (u64, u64),
-    origin: &Origin<'_>,
-) -> Result<Checkpoint, Failure> {
-    let partial = output.join(format!("{PARTIAL}{}", Checkpoint::name(epoch, step)));
-    if session.team.leads() {
-        let previous = finished(output)?.pop();
-        fs_err::create_dir_all(partial.join(STATE))?;
-        if config.peft.is_none() {
-            let previous = previous.as_ref().map(|checkpoint| checkpoint.path.as_path());
-            Unchanged { model: &session.folder, immutable: origin.immutable, previous }.place(&partial)?;
-        }
-    }
-    session.team.barrier().map_err(between_ranks)?;
-    write_state(session, &partial.join(STATE))?;
-    // Checkpoints hold the average, when there is one; training goes on from the weights themselves.
-    swap(session)?;
-    let written = write_result(session, config, &partial, origin);
-    swap(session)?;
-    written?;
-    let checkpoint = Checkpoint::at(output, (epoch, step));
-    session.team.barrier().map_err(between_ranks)?;
-    if session.team.leads() {
-        write_progress(config, &partial.join(STATE), (epoch, step))?;
-        fs_err::rename(&partial, &checkpoint.path)?;
-        fs_err::File::open(output)?.sync_all()?;
-    }
-    Ok(checkpoint)
-}
-
-/// The adapter's files, or the denoiser's weights.
-fn write_result(session: &Session, config: &Config, folder: &Path, origin: &Origin<'_>) -> Result<(), Failure> {
-    let (team, parameters) = (&session.team, &session.parameters);
-    if config.peft.is_some() {
-        let whole = session.spread.whole(team, &parameters.adapter).map_err(between_ranks)?;
-        let whole = parameters.with_adapter(whole);
-        let save = || nn::lora_file::save(folder, &whole, Some(origin.base_model)).map(|_| ());
-        return if team.leads() { save().map_err(unusable) } else { Ok(()) };
-    }
-    let (folder, kind) = (folder.join("transformer"), Some(Kind::from(config.model.torch_dtype)));
-    let parts = session.spread.parts(team, session.trained(), kind).map_err(between_ranks)?;
-    parallel::checkpoint::save_model(team, &folder, STEM, parts, nn::save::SHARD_BYTES).map_err(between_ranks)
-}
-
 /// Removes checkpoints before `newest` that are not `due`, and the oldest beyond `max_recent`.
 pub(crate) fn retain(
     output: &Path,
@@ -201,40 +143,26 @@ pub(crate) fn retain(
     Ok(())
 }
 
-fn swap(session: &mut Session) -> Result<(), Failure> {
-    session.ema.as_mut().map_or(Ok(()), nn::ema::Ema::swap).map_err(Failure::from_diagnostic)
-}
-
-fn write_state(session: &Session, folder: &Path) -> Result<(), Failure> {
-    save(session, folder, "weights", session.trained())?;
-    save(session, folder, "optimizer", &session.optimizer.state())?;
-    session.ema.as_ref().map_or(Ok(()), |ema| save(session, folder, "ema", ema.state()))
-}
-
-/// Written last, over all that the ranks wrote.
-fn write_progress(config: &Config, folder: &Path, (epoch, step): (u64, u64)) -> Result<(), Failure> {
-    let config_value = serde_json::to_value(config).map_err(Failure::from_error)?;
+/// Writes `state.json` over all that lies in `folder`, which the ranks wrote.
+pub(crate) fn write_progress(
+    folder: &Path,
+    (epoch, step): (u64, u64),
+    seed: u64,
+    config: Value,
+) -> Result<(), Failure> {
     let mut files = BTreeMap::new();
     for entry in fs_err::read_dir(folder)? {
         let entry = entry?;
         let digest = Digest::of_file(&entry.path()).map_err(Failure::from_diagnostic)?;
         files.insert(entry.file_name().to_string_lossy().into_owned(), digest);
     }
-    let state =
-        State { format: FORMAT, steps: step + 1, epoch, seed: config.seed, config: config_value, files, seal: None };
+    let state = State { format: FORMAT, steps: step + 1, epoch, seed, config, files, seal: None };
     let state = state.sealed().map_err(Failure::from_error)?;
     let text = serde_json::to_string_pretty(&state).map_err(Failure::from_error)?;
     let mut file = fs_err::File::create(folder.join("state.json"))?;
     std::io::Write::write_all(&mut file, text.as_bytes())?;
     file.sync_all()?;
     Ok(())
-}
-
-/// Whole tensors whatever the mesh, so that any other mesh can go on from them.
-fn save(session: &Session, folder: &Path, name: &str, tensors: &[Named]) -> Result<(), Failure> {
-    let (path, metadata) = (folder.join(format!("{name}.safetensors")), BTreeMap::new());
-    let parts = session.spread.parts(&session.team, tensors, None).map_err(between_ranks)?;
-    parallel::checkpoint::save(&session.team, &path, &parts, &metadata).map_err(between_ranks)
 }
 
 /// Takes up the state in `checkpoint`; how many steps had been taken. `config` must be the run's own, unless `foreign`.

@@ -9,6 +9,7 @@ mod checkpoint;
 mod components;
 mod config;
 mod dataset;
+mod draft;
 mod parameters;
 mod plan;
 mod prefetch;

@@ -17,6 +17,7 @@ use crate::batch::Recipe;
 use crate::checkpoint::{self, Checkpoint};
 use crate::config::{self, Config, Rates};
 use crate::dataset::Dataset;
+use crate::draft::{Advance, Draft, Origin, Writing};
 use crate::plan::{Item, Plan, Rule};
 use crate::prefetch::{Piece, Pieces, Ranks, with_pieces};
 use crate::preview::Preview;
@@ -273,7 +274,7 @@ impl Planned<'_, '_> {
         let (own, count) = session.team.share();
         let ranks = Ranks { own, count, in_step: session.spread.in_step() };
         with_pieces(recipe, dataset, plan, trained, ranks, first..*total, |pieces| {
-            let mut last = None;
+            let (mut last, mut under) = (None, None);
             for step in first..*total {
                 let started = Instant::now();
                 let stepped = self.step(session, step, pieces)?;
@@ -282,8 +283,12 @@ impl Planned<'_, '_> {
                 session.team.trust();
                 let stop = session.team.any(self.run.work.events.interrupted()).map_err(between_ranks)?;
                 self.look(session, step, records)?;
-                if stop || self.checkpoint_due(step) {
-                    last = Some(self.checkpoint(session, step, records)?);
+                let due = stop || self.checkpoint_due(step);
+                // One is under way at most.
+                under = self.advance(session, under, due, &mut last)?;
+                if due {
+                    let at_once = stop || step + 1 == *total;
+                    under = self.checkpoint(session, step, records, at_once, &mut last)?;
                 }
                 if stop && step + 1 < *total {
                     let kept = format!("kept: {} of this stage", counted(step + 1, "step"));
@@ -382,22 +387,57 @@ impl Planned<'_, '_> {
         by_rule && (config.checkpoint.enabled || step + 1 == *total)
     }
 
-    fn checkpoint(&self, session: &mut Session, step: u64, records: &Records) -> Result<Checkpoint, Failure> {
+    /// Writes the checkpoint after `step`, or begins to: `at_once`, or when training is not to wait for it.
+    fn checkpoint(
+        &self,
+        session: &Session,
+        step: u64,
+        records: &Records,
+        at_once: bool,
+        last: &mut Option<Checkpoint>,
+    ) -> Result<Option<Writing>, Failure> {
         let Run { config, plan, work, immutable, .. } = self.run;
         let output = &work.request.output;
-        let place = (step / plan.epoch_len(), step);
         if session.team.leads() {
             records.write(output)?;
         }
-        let source = checkpoint::Origin { base_model: &config.model.name, immutable: *immutable };
-        let written = checkpoint::write(session, config, output, place, &source)?;
+        let origin = Origin { base_model: &config.model.name, immutable: *immutable };
+        let beside = config.checkpoint.beside_training && !at_once;
+        let draft = Draft::new(session, config, output, (step / plan.epoch_len(), step), &origin, beside)?;
+        if beside {
+            return Writing::begin(draft).map(Some);
+        }
+        self.written(session, draft.complete(session)?, last)?;
+        Ok(None)
+    }
+
+    /// What is still under way of a checkpoint; with `wait`, nothing.
+    fn advance(
+        &self,
+        session: &Session,
+        under: Option<Writing>,
+        wait: bool,
+        last: &mut Option<Checkpoint>,
+    ) -> Result<Option<Writing>, Failure> {
+        match under.map(|writing| writing.advance(session, wait)).transpose()? {
+            Some(Advance::Done(checkpoint)) => self.written(session, checkpoint, last).map(|()| None),
+            Some(Advance::Under(writing)) => Ok(Some(writing)),
+            None => Ok(None),
+        }
+    }
+
+    /// A checkpoint is on the disk.
+    fn written(&self, session: &Session, new: Checkpoint, last: &mut Option<Checkpoint>) -> Result<(), Failure> {
+        let Run { config, work, .. } = self.run;
         // One that only an interrupt made has done its duty: the result is that of an undisturbed run.
         if session.team.leads() {
-            checkpoint::retain(output, config.checkpoint.max_recent, &written, |step| self.checkpoint_due(step))?;
+            let keep = config.checkpoint.max_recent;
+            checkpoint::retain(&work.request.output, keep, &new, |step| self.checkpoint_due(step))?;
         }
         session.team.barrier().map_err(between_ranks)?;
-        work.events.output(format!("checkpoint after step {step}"), written.path.clone());
-        Ok(written)
+        work.events.output(format!("checkpoint after step {}", new.step), new.path.clone());
+        *last = Some(new);
+        Ok(())
     }
 }
 

@@ -12,6 +12,9 @@ pub(crate) struct Checkpoint {
     pub(crate) enabled: bool,
     /// Newest checkpoints to keep; `None` keeps all.
     pub(crate) max_recent: Option<u64>,
+    /// Training goes on while checkpoints are written, from a copy in host memory.
+    #[serde(skip)]
+    pub(crate) beside_training: bool,
     /// Folder of a checkpoint whose training state the run starts from. Not part of the key: its contents are.
     #[serde(skip)]
     pub(crate) restore_from: Option<String>,
@@ -26,6 +29,7 @@ impl Checkpoint {
         let checkpoint = Self {
             enabled: block.flag("enabled").unwrap_or(true),
             max_recent: block.positive("max_recent_checkpoints"),
+            beside_training: block.flag("is_async").unwrap_or(false),
             restore_from: restore_from.filter(|from| from != "LATEST"),
         };
         if !checkpoint.enabled {
@@ -43,7 +47,6 @@ impl Checkpoint {
             block.without_effect(key, &[], "files are made in place, under a temporary name");
         }
         for key in [
-            "is_async",
             "wait_for_staging",
             "cpu_offload",
             "single_rank_consolidation",

@@ -241,6 +241,40 @@ fn parts_go_on_where_copies_stopped_and_the_other_way_round() {
     });
 }
 
+/// Training goes on while a checkpoint is written, so that what is written is older than what is in memory; it must not
+/// show. EMA and adapters are results of another kind.
+#[test]
+fn checkpoints_beside_training_are_those_that_it_waits_for() {
+    let kinds = [json!({"ema": {"decay": 0.9}}), json!({"ema": {"decay": 0.9}, "peft": {"dim": 2, "alpha": 2}})];
+    for (index, kind) in kinds.into_iter().enumerate() {
+        let world = World::new(&[(SQUARE, 5), (TALL, 3)]);
+        let over = |beside: bool| {
+            let mut over = kind.clone();
+            over["checkpoint"] = json!({"is_async": beside, "max_recent_checkpoints": 3});
+            over["step_scheduler"] = json!({"max_steps": 6, "ckpt_every_steps": 1, "local_batch_size": 2});
+            over
+        };
+        world.run("waited", over(false)).unwrap();
+        world.run("beside", over(true)).unwrap();
+        world.run_ranks("beside-2", 2, &spread(&over(true), "fsdp", json!({}))).unwrap();
+        world.run_ranks("waited-2", 2, &spread(&over(false), "fsdp", json!({}))).unwrap();
+        for (waited, beside) in [("waited", "beside"), ("waited-2", "beside-2")] {
+            let names = world.checkpoints(waited);
+            assert_eq!((names.len(), &names), (3, &world.checkpoints(beside)));
+            for name in names {
+                let files = store::files_matching(&world.output(waited).join(&name), &[]).unwrap();
+                assert!(files.len() > 3, "{files:?}");
+                assert_eq!(files, store::files_matching(&world.output(beside).join(&name), &[]).unwrap());
+                // The state's own digests are of these files.
+                for file in files {
+                    let read = |run: &str| fs_err::read(world.output(run).join(&name).join(&file)).unwrap();
+                    assert!(read(waited) == read(beside), "{index} {beside} {name} {file}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn a_run_goes_on_with_another_number_of_ranks() {
     World::each(&[(SQUARE, 5), (TALL, 4)], |world| {
