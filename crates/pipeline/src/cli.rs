@@ -21,6 +21,7 @@ Examples:
   pipeline run recipes/tarot.toml                     run what is not cached
   pipeline run recipes/tarot.toml --device cuda       on a GPU
   pipeline run recipes/tarot.toml --ranks 2           train as two processes, to the same numbers
+  pipeline run recipes/tarot.toml --ranks 8 --max-restarts 3 --min-ranks 4
   pipeline run recipes/tarot.toml --set train.step_scheduler.max_steps=20
   pipeline run recipes/tarot.toml --from train        leave what comes before as it is
   pipeline run recipes/tarot.toml --force generate    run it although it is cached
@@ -116,6 +117,13 @@ struct RunArgs {
     common: Common,
     #[command(flatten)]
     resources: Resources,
+    /// Start a stage that saves its work (train) again from its last save, up to N times, when it crashes, loses a rank or fails
+    /// for no reason that would come again
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    max_restarts: u32,
+    /// When a restart comes no further than the try before, go on with fewer ranks, down to N [default: as many as before]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), requires = "max_restarts")]
+    min_ranks: Option<u32>,
     #[command(flatten)]
     remote: RemoteArgs,
     /// Run nothing before these stages; what they need must be cached
@@ -354,6 +362,8 @@ fn options(common: &Common, resources: Option<&Resources>) -> Options {
         threads: resources.and_then(|resources| resources.threads).map(|threads| threads as usize),
         jobs: resources.and_then(|resources| resources.jobs).map(|jobs| jobs as usize),
         ranks: resources.and_then(|resources| resources.ranks).map(|ranks| ranks as usize),
+        max_restarts: 0,
+        min_ranks: None,
         update: common.update,
         remote: None,
         repair: false,
@@ -362,7 +372,13 @@ fn options(common: &Common, resources: Option<&Resources>) -> Options {
 
 fn open_run(args: RunArgs) -> Result<(Workspace, Selection, bool)> {
     let remote = transfer::address(args.remote.remote);
-    let options = Options { repair: args.repair, remote, ..options(&args.common, Some(&args.resources)) };
+    let options = Options {
+        repair: args.repair,
+        remote,
+        max_restarts: args.max_restarts as usize,
+        min_ranks: args.min_ranks.map(|ranks| ranks as usize),
+        ..options(&args.common, Some(&args.resources))
+    };
     let workspace = Workspace::open(options)?;
     let request = Request {
         from: args.from,

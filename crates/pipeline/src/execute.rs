@@ -23,6 +23,7 @@ use crate::progress::{Ends, Reporter};
 use crate::record::Status;
 use crate::recorded::Asked;
 use crate::request;
+use crate::restart::Restarts;
 use crate::selection::Selection;
 use crate::signals::Interrupt;
 use crate::sources::unchanged;
@@ -305,18 +306,27 @@ impl Run<'_> {
         let log = folder.path.join(format!("{name}.log"));
         let request = request::new(self.workspace, stage, threads, &key, made, &staging, forced);
         let request_file = spawn::request_path(&staging.out);
-        let start = spawn::Start {
-            program: &stage.program.path,
-            request: &request,
-            request_file: &request_file,
-            log: &log,
-            lock: &lock,
-            ranks: stage.resources.ranks,
+        let mut restarts = Restarts::new(self.workspace, stage);
+        let mut ended = loop {
+            let start = spawn::Start {
+                program: &stage.program.path,
+                request: &request,
+                request_file: &request_file,
+                log: &log,
+                lock: &lock,
+                ranks: restarts.ranks,
+            };
+            let ended = spawn::run(&start, &self.interrupt, |event| self.reporter().event(name, event))?;
+            match if self.interrupt.asked() { None } else { restarts.again(&ended)? } {
+                Some(told) => self.reporter().note(&told),
+                None => break ended,
+            }
         };
-        let ended = spawn::run(&start, &self.interrupt, |event| self.reporter().event(name, event))?;
+        let ranks = restarts.ranks;
+        ended.warnings.splice(0..0, restarts.told);
         let seconds = began.elapsed().as_secs_f64();
         self.journal.amend(name, |record| {
-            (record.seconds, record.rejected) = (seconds, ended.rejected);
+            (record.seconds, record.rejected, record.ranks) = (seconds, ended.rejected, ranks);
             record.warnings.clone_from(&ended.warnings);
             record.memory_bytes = ended.memory_bytes;
         });

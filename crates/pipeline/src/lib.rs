@@ -25,6 +25,7 @@ mod recorded;
 mod report;
 mod request;
 mod resources;
+mod restart;
 mod selection;
 mod show;
 mod signals;

@@ -57,7 +57,7 @@ pub(crate) struct Start<'a> {
 /// Runs a stage program to its end; `on_event` sees each event as it comes.
 pub(crate) fn run(start: &Start<'_>, interrupt: &Interrupt, mut on_event: impl FnMut(&Event)) -> Result<Ended> {
     fs_err::write(start.request_file, serde_json::to_vec_pretty(start.request).map_err(std::io::Error::from)?)?;
-    let log = fs_err::File::create(start.log)?;
+    let log = fs_err::OpenOptions::new().create(true).append(true).open(start.log)?;
     let mut team = match Team::start(start, &log)? {
         Ok(team) => team,
         Err(error) => {

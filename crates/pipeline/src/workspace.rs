@@ -33,6 +33,10 @@ pub(crate) struct Options {
     /// Stages that run at the same time at most.
     pub(crate) jobs: Option<usize>,
     pub(crate) ranks: Option<usize>,
+    /// Times a stage starts again after a failure that may pass.
+    pub(crate) max_restarts: usize,
+    /// The fewest ranks on which it does.
+    pub(crate) min_ranks: Option<usize>,
     pub(crate) update: bool,
     /// Address of the remote that artifacts are brought from and to.
     pub(crate) remote: Option<String>,
@@ -232,6 +236,13 @@ impl Workspace {
         let request =
             CheckRequest { inputs, ranks: stage.resources.ranks, ..CheckRequest::new(value, &self.recipe.base_dir) };
         stage.program.check(&self.cache, &stage.node.name, &request)
+    }
+
+    /// Whether the stage can do the same on so many ranks.
+    pub(crate) fn runs_on(&self, stage: &Prepared, ranks: usize) -> Result<bool> {
+        let mut stage = stage.clone();
+        stage.resources.ranks = ranks;
+        Ok(self.check(&stage)?.checked.problems.is_empty())
     }
 
     fn identify(&self, finder: &mut Finder<'_>, prepared: &mut [Prepared]) -> Result<()> {

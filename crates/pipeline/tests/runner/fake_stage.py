@@ -29,12 +29,13 @@ def describe():
     parameters = {"text": string, "amount": number, "source": string, "repo": string, "notes_file": string, "required_here": string}
     print(json.dumps({
         "contract": 1, "stage": os.environ.get("FAKE_NAME", verb), "version": int(os.environ.get("FAKE_VERSION", "1")),
-        "about": "fake", "output": OUTPUT, "inputs": INPUTS, "tables": {}, "resumable": False, "devices": ["cpu"], "estimates": verb == "smelt",
+        "about": "fake", "output": OUTPUT, "inputs": INPUTS, "tables": {}, "resumable": "FAKE_RESUMABLE" in os.environ, "devices": ["cpu"], "estimates": verb == "smelt",
         "ranks": ["cpu"] if verb == "smelt" else [],
         "parameters": {"type": "object", "properties": parameters, "additionalProperties": False,
                        "required": ["required_here"] if verb == "assay" else []},
         "settings": {"type": "object", "additionalProperties": False, "properties": {
-            "workers": number, "fill": number, "seconds": {"type": "number"}, "end": string, "unbalanced": flag, "dump": string, "meet": string}},
+            "workers": number, "fill": number, "seconds": {"type": "number"}, "end": string, "unbalanced": flag, "dump": string, "meet": string,
+            "crashes": number, "refuses": number}},
     }))
 
 
@@ -46,6 +47,8 @@ def check(request):
         answer["problems"].append({"message": "a blade may not be `blunt`", "field": "text"})
     if p.get("text") == "bad":
         answer["problems"].append({"message": "`text` may not be `bad`", "field": "text", "help": "write something good"})
+    if p.get("refuses") and request["ranks"] == p["refuses"]:
+        answer["problems"].append({"message": f"no furnace for {request['ranks']} ranks"})
     if "source" in p:
         path = os.path.join(request["base_dir"], p["source"])
         answer["sources"].append({"name": "source", "kind": "path", "location": path, "revision": None, "parts": []})
@@ -78,8 +81,21 @@ def other_rank(p, rank):
         sys.exit(4)
 
 
+def crash_at_first(times, out):
+    """The last rank dies in so many tries; what a try left tells the next."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if rank != world - 1:
+        return
+    tries = len([name for name in os.listdir(out) if name.startswith("try")])
+    if tries < times:
+        open(os.path.join(out, f"try {tries} on {world}"), "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def run(request):
     p, out = request["parameters"], request["output"]
+    if p.get("crashes"):
+        crash_at_first(p["crashes"], out)
     if os.environ.get("RANK", "0") != "0":
         return other_rank(p, int(os.environ["RANK"]))
     if os.environ.get("WORLD_SIZE", "1") != "1" and p.get("end"):

@@ -65,3 +65,56 @@ fn ranks_are_refused_where_they_cannot_be() {
     let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
     assert_eq!((plan["stages"][0]["ranks"].as_u64(), plan["stages"][1]["ranks"].as_u64()), (Some(1), Some(2)));
 }
+
+/// The same result as without a failure; what was tried is told, and nothing that would come again is tried again.
+#[test]
+fn a_stage_that_crashed_starts_again_from_what_it_saved() {
+    let run = |arguments: &[&str]| {
+        let forge = Forge::new();
+        let mut command = forge.command(&[&["run", "sword.toml"], arguments].concat());
+        let output = command.env("FAKE_RESUMABLE", "1").output().unwrap();
+        (forge, output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let crashes = |times: u32| format!("smelt.crashes={times}");
+
+    let (_, code, said) = run(&["--set", &crashes(1)]);
+    assert!(code == 1 && said.contains("killed by signal 9"), "{said}");
+    let (forge, code, said) = run(&["--set", &crashes(2), "--max-restarts", "2"]);
+    assert_eq!(code, 0, "{said}");
+    for told in ["restart 1 of 2", "restart 2 of 2", "`smelt` failed: `pipeline-smelt` crashed: killed by signal 9"] {
+        assert!(said.contains(told), "{told} is not in {said}");
+    }
+    let record: serde_json::Value = serde_json::from_str(&forge.read(".pipeline/runs/sword/latest/run.json")).unwrap();
+    assert_eq!(record["stages"][1]["warnings"].as_array().unwrap().len(), 3);
+    let (_, code, said) = run(&["--set", &crashes(2), "--max-restarts", "1"]);
+    assert!(code == 1 && said.contains("restart 1 of 1") && !said.contains("restart 2"), "{said}");
+
+    // What is wrong stays wrong.
+    let (_, code, said) = run(&["--set", "smelt.end=fail", "--max-restarts", "3"]);
+    assert!(code == 4 && !said.contains("restart"), "{said}");
+}
+
+#[test]
+fn a_restart_that_comes_no_further_takes_fewer_ranks_if_it_may() {
+    let tries = |arguments: &[&str]| {
+        let forge = Forge::new();
+        let always = ["run", "sword.toml", "--ranks", "4", "--max-restarts", "3", "--set", "smelt.crashes=3"];
+        let output = forge.command(&[&always, arguments].concat()).env("FAKE_RESUMABLE", "1").output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let mut tries: Vec<String> = fs_err::read_dir(forge.path("runs/sword/smelt"))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+            .filter(|name| name.starts_with("try"))
+            .collect();
+        tries.sort();
+        let record: serde_json::Value =
+            serde_json::from_str(&forge.read(".pipeline/runs/sword/latest/run.json")).unwrap();
+        (tries, record["stages"][1]["ranks"].as_u64().unwrap())
+    };
+    let all = |counts: [u32; 3]| (0..3).map(|at| format!("try {at} on {}", counts[at])).collect::<Vec<_>>();
+    assert_eq!(tries(&[]), (all([4, 4, 4]), 4));
+    // The second try comes no further than the first; 3 is no number of ranks for this stage.
+    assert_eq!(tries(&["--min-ranks", "2", "--set", "smelt.refuses=3"]), (all([4, 4, 2]), 2));
+    assert_eq!(tries(&["--min-ranks", "1"]), (all([4, 4, 3]), 2));
+}
