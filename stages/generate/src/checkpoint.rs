@@ -2,10 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
+use serde_json::Value;
 use spec::{Problem, suggest};
 
 /// Files of an adapter, in the dialects of diffusers and PEFT.
 pub(crate) const ADAPTER_FILES: [&str; 2] = ["pytorch_lora_weights.safetensors", "adapter_model.safetensors"];
+
+/// Stands for the checkpoint that training found the best.
+const BEST: &str = "best";
 
 /// A checkpoint of the `train` artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,9 +31,11 @@ pub(crate) enum Kind {
     Lora,
 }
 
-/// The checkpoint called `named`, or the one with the most steps.
+/// The checkpoint called `named`, the `best`, or the one with the most steps.
 pub(crate) fn find(artifact: &Path, named: Option<&str>) -> Result<Checkpoint, Problem> {
     let mut found = list(artifact)?;
+    let best = if named == Some(BEST) { Some(best(artifact)?) } else { None };
+    let named = best.as_deref().or(named);
     let (_, name) = match named {
         Some(named) => {
             found.iter().position(|(_, name)| name == named).map(|at| found.swap_remove(at)).ok_or_else(|| {
@@ -53,6 +59,17 @@ pub(crate) fn find(artifact: &Path, named: Option<&str>) -> Result<Checkpoint, P
         return Err(Problem::new(message).help("run `train` again: its artifact is damaged"));
     };
     Ok(Checkpoint { name, path, kind })
+}
+
+/// The name in `best.json`.
+fn best(artifact: &Path) -> Result<String, Problem> {
+    let text = fs_err::read(artifact.join("best.json")).ok();
+    let best: Option<Value> = text.and_then(|text| serde_json::from_slice(&text).ok());
+    best.and_then(|best| Some(best["checkpoint"].as_str()?.to_owned())).ok_or_else(|| {
+        Problem::new("training singled out no best checkpoint")
+            .help("set `checkpoint.best_metric_key: validation_loss` in the training recipe, with a block `validation`")
+            .field("checkpoint")
+    })
 }
 
 /// `((step, epoch), name)` of all checkpoints, by ascending step.
@@ -100,6 +117,15 @@ mod tests {
         assert_eq!((newest.name.as_str(), newest.kind), ("epoch_66_step_199", Kind::Lora));
         let named = find(artifact.path(), Some("epoch_9_step_99")).unwrap();
         assert_eq!((named.name.as_str(), named.kind), ("epoch_9_step_99", Kind::Pipeline));
+    }
+
+    #[test]
+    fn the_best_is_the_one_that_training_named() {
+        let artifact = artifact(&[("epoch_9_step_99", "model_index.json"), ("epoch_0_step_4", "model_index.json")]);
+        let problem = find(artifact.path(), Some("best")).unwrap_err();
+        assert!(problem.help.unwrap().contains("best_metric_key"), "{}", problem.message);
+        fs_err::write(artifact.path().join("best.json"), r#"{"checkpoint": "epoch_0_step_4"}"#).unwrap();
+        assert_eq!(find(artifact.path(), Some("best")).unwrap().name, "epoch_0_step_4");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use stage::Colour;
 pub struct Parameters {
     /// Base model: a diffusers folder or a Hub id (`OWNER/NAME`, `OWNER/NAME@REVISION`). A full fine-tune brings its own weights; a LoRA is applied on this.
     pub model: String,
-    /// Checkpoint inside the `train` artifact, such as `epoch_66_step_199`; the newest when absent.
+    /// Checkpoint inside the `train` artifact, such as `epoch_66_step_199`, or `best` for that of the lowest validation loss (`checkpoint.best_metric_key`); the newest when absent.
     #[serde(default)]
     pub checkpoint: Option<String>,
     /// A LoRA of your own: a folder or `.safetensors` file of diffusers or PEFT, or a Hub id. Goes on the trained checkpoint, or

@@ -127,17 +127,19 @@ pub(crate) fn remove_damaged(output: &Path) -> Result<Vec<String>, Failure> {
     Ok(removed)
 }
 
-/// Removes checkpoints before `newest` that are not `due`, and the oldest beyond `max_recent`.
+/// Removes checkpoints before `newest` that are not `due`, and the oldest beyond `max_recent` but that after step `best`.
 pub(crate) fn retain(
     output: &Path,
     max_recent: Option<u64>,
+    best: Option<u64>,
     newest: &Checkpoint,
     due: impl Fn(u64) -> bool,
 ) -> Result<(), Failure> {
     let earlier = finished(output)?.into_iter().filter(|checkpoint| checkpoint.step < newest.step);
     let (kept, surplus): (Vec<_>, Vec<_>) = earlier.partition(|checkpoint| due(checkpoint.step));
     let beyond = max_recent.map_or(0, |keep| (kept.len() + 1).saturating_sub(keep as usize));
-    for old in surplus.iter().chain(kept.iter().take(beyond)) {
+    let not_best = |checkpoint: &&Checkpoint| Some(checkpoint.step) != best;
+    for old in surplus.iter().chain(kept.iter().take(beyond).filter(not_best)) {
         fs_err::remove_dir_all(&old.path)?;
     }
     Ok(())

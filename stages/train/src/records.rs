@@ -1,6 +1,7 @@
 //! The tables of a run: `steps`, `losses`, `validation`. Rows are kept in memory and written whole before each checkpoint,
 //! so a checkpoint never exists without the rows that lead to it; a resumed run drops the rows after its checkpoint.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use stage::Failure;
@@ -27,6 +28,16 @@ impl Records {
         records.losses.retain(|row: &Loss| done(row.step));
         records.validation.retain(|row: &Validation| done(row.step));
         Ok(records)
+    }
+
+    /// Step → mean of the losses of its validation.
+    pub(crate) fn validation_means(&self) -> BTreeMap<u64, f64> {
+        let mut sums: BTreeMap<u64, (f64, u32)> = BTreeMap::new();
+        for row in &self.validation {
+            let (sum, count) = sums.entry(row.step as u64).or_default();
+            (*sum, *count) = (*sum + row.loss, *count + 1);
+        }
+        sums.into_iter().map(|(step, (sum, count))| (step, sum / f64::from(count))).collect()
     }
 
     /// Writes all three tables; each appears whole or not at all.

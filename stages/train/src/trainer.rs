@@ -226,8 +226,29 @@ impl<'a> Run<'a> {
         if session.team.leads() {
             records.write(&self.work.request.output)?;
             self.write_held()?;
+            self.write_best(&records)?;
         }
         Ok(self.outcome(&records, &last))
+    }
+
+    fn checkpoint_due(&self, step: u64) -> bool {
+        let by_rule = self.config.step_scheduler.checkpoint_after(step, self.plan.epoch_len(), self.total);
+        by_rule && (self.config.checkpoint.enabled || step + 1 == self.total)
+    }
+
+    /// Of the checkpoints up to step `newest`, the one with the lowest validation loss, and that loss, if it is to be kept.
+    fn best(&self, records: &Records, newest: u64) -> Option<(u64, f64)> {
+        let validated = records.validation_means().into_iter();
+        let of_checkpoints = validated.filter(|(step, _)| *step <= newest && self.checkpoint_due(*step));
+        of_checkpoints.filter(|_| self.config.checkpoint.keep_best).min_by(|(_, a), (_, b)| a.total_cmp(b))
+    }
+
+    /// Names the best checkpoint in `best.json`.
+    fn write_best(&self, records: &Records) -> Result<(), Failure> {
+        let Some((step, loss)) = self.best(records, self.total) else { return Ok(()) };
+        let name = Checkpoint::name(step / self.plan.epoch_len(), step);
+        let text = format!("{:#}\n", json!({"checkpoint": name, "validation_loss": loss}));
+        Ok(fs_err::write(self.work.request.output.join("best.json"), text)?)
     }
 
     /// Says which samples were not trained on.
@@ -283,9 +304,9 @@ impl Planned<'_, '_> {
                 session.team.trust();
                 let stop = session.team.any(self.run.work.events.interrupted()).map_err(between_ranks)?;
                 self.look(session, step, records)?;
-                let due = stop || self.checkpoint_due(step);
+                let due = stop || self.run.checkpoint_due(step);
                 // One is under way at most.
-                under = self.advance(session, under, due, &mut last)?;
+                under = self.advance(session, under, due, records, &mut last)?;
                 if due {
                     let at_once = stop || step + 1 == *total;
                     under = self.checkpoint(session, step, records, at_once, &mut last)?;
@@ -381,12 +402,6 @@ impl Planned<'_, '_> {
         Ok(())
     }
 
-    fn checkpoint_due(&self, step: u64) -> bool {
-        let Run { config, plan, total, .. } = self.run;
-        let by_rule = config.step_scheduler.checkpoint_after(step, plan.epoch_len(), *total);
-        by_rule && (config.checkpoint.enabled || step + 1 == *total)
-    }
-
     /// Writes the checkpoint after `step`, or begins to: `at_once`, or when training is not to wait for it.
     fn checkpoint(
         &self,
@@ -407,7 +422,7 @@ impl Planned<'_, '_> {
         if beside {
             return Writing::begin(draft).map(Some);
         }
-        self.written(session, draft.complete(session)?, last)?;
+        self.written(session, draft.complete(session)?, records, last)?;
         Ok(None)
     }
 
@@ -417,22 +432,30 @@ impl Planned<'_, '_> {
         session: &Session,
         under: Option<Writing>,
         wait: bool,
+        records: &Records,
         last: &mut Option<Checkpoint>,
     ) -> Result<Option<Writing>, Failure> {
         match under.map(|writing| writing.advance(session, wait)).transpose()? {
-            Some(Advance::Done(checkpoint)) => self.written(session, checkpoint, last).map(|()| None),
+            Some(Advance::Done(checkpoint)) => self.written(session, checkpoint, records, last).map(|()| None),
             Some(Advance::Under(writing)) => Ok(Some(writing)),
             None => Ok(None),
         }
     }
 
     /// A checkpoint is on the disk.
-    fn written(&self, session: &Session, new: Checkpoint, last: &mut Option<Checkpoint>) -> Result<(), Failure> {
+    fn written(
+        &self,
+        session: &Session,
+        new: Checkpoint,
+        records: &Records,
+        last: &mut Option<Checkpoint>,
+    ) -> Result<(), Failure> {
         let Run { config, work, .. } = self.run;
         // One that only an interrupt made has done its duty: the result is that of an undisturbed run.
         if session.team.leads() {
             let keep = config.checkpoint.max_recent;
-            checkpoint::retain(&work.request.output, keep, &new, |step| self.checkpoint_due(step))?;
+            let best = self.run.best(records, new.step).map(|(step, _)| step);
+            checkpoint::retain(&work.request.output, keep, best, &new, |step| self.run.checkpoint_due(step))?;
         }
         session.team.barrier().map_err(between_ranks)?;
         work.events.output(format!("checkpoint after step {}", new.step), new.path.clone());

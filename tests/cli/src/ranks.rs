@@ -4,6 +4,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
+use fs_err::DirEntry;
+
 use crate::project::{small, tiny_flux};
 use crate::support::{Finished, Sandbox, finish, program};
 
@@ -72,6 +74,55 @@ fn wait_for<T>(child: &mut Child, mut found: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// A finished checkpoint of a try whose folder is below `work`.
+fn checkpoint(work: &Path) -> Option<DirEntry> {
+    let tries = fs_err::read_dir(work).ok()?.filter_map(Result::ok);
+    tries.map(|entry| entry.path().join("out")).find_map(|out| {
+        let mut inside = fs_err::read_dir(out).ok()?.filter_map(Result::ok);
+        inside.find(|entry| entry.file_name().to_string_lossy().starts_with("epoch_"))
+    })
+}
+
+#[test]
+fn a_killed_rank_is_started_again_to_the_same_bytes() {
+    let sandbox = small();
+    let start = |cache: &str| {
+        let mut command = sandbox.command(&["run", "small.toml", "--until", "train", "--ranks", "2", "--threads", "2"]);
+        command.args(["--cache", cache, "--runs", cache, "--max-restarts", "1", "--set", "train.fsdp={}"]);
+        command.args([
+            "--set",
+            "train.step_scheduler.max_steps=80",
+            "--set",
+            "train.step_scheduler.ckpt_every_steps=2",
+        ]);
+        command.args(["--set", "train.checkpoint.is_async=true", "--set", "train.checkpoint.max_recent_checkpoints=2"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the runner starts")
+    };
+    let digest = |cache: &str| {
+        let manifest =
+            fs_err::read_to_string(sandbox.path(cache).join("small/train/manifest.json")).expect("a manifest");
+        let manifest: serde_json::Value = serde_json::from_str(&manifest).expect("JSON");
+        (manifest["key"].clone(), manifest["digest"].clone())
+    };
+    finish_child(start("undisturbed")).expect(0);
+    let mut child = start("disturbed");
+    wait_for(&mut child, || checkpoint(&sandbox.path("disturbed/work/train")));
+    let runner = child.id();
+    let victim = wait_for(&mut child, || ranks_below(runner, "1").first().copied());
+    finish(Command::new("kill").args(["-9", &victim.to_string()])).expect(0);
+    finish_child(child).expect(0).says(&["rank 1 of 2, crashed: killed by signal 9", "restart 1 of 1 on 2 ranks"]);
+    assert_eq!(digest("undisturbed"), digest("disturbed"));
+}
+
+fn finish_child(child: Child) -> Finished {
+    let output = child.wait_with_output().expect("the runner ends");
+    Finished {
+        code: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
 #[test]
 fn a_killed_rank_ends_the_run_everywhere_with_one_report() {
     let sandbox = small();
@@ -86,26 +137,14 @@ fn a_killed_rank_ends_the_run_everywhere_with_one_report() {
     ]);
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the runner starts");
     // Under way: a checkpoint is there.
-    let work = sandbox.path(".pipeline/work/train");
-    let began = || {
-        let tries = fs_err::read_dir(&work).ok()?.filter_map(Result::ok);
-        tries.map(|entry| entry.path().join("out")).find_map(|out| {
-            let mut inside = fs_err::read_dir(out).ok()?.filter_map(Result::ok);
-            inside.find(|entry| entry.file_name().to_string_lossy().starts_with("epoch_"))
-        })
-    };
+    let began = || checkpoint(&sandbox.path(".pipeline/work/train"));
     wait_for(&mut child, began);
     let runner = child.id();
     let victim = wait_for(&mut child, || ranks_below(runner, "1").first().copied());
     let other = ranks_below(runner, "0");
     finish(Command::new("kill").args(["-9", &victim.to_string()])).expect(0);
 
-    let output = child.wait_with_output().expect("the runner ends");
-    let said = Finished {
-        code: output.status.code(),
-        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-    };
+    let said = finish_child(child);
     let said = said.expect(1).says(&["`pipeline-train`, rank 1 of 2, crashed: killed by signal 9 (SIGKILL)"]);
     assert_eq!(said.text().matches("× ").count(), 1, "one report: {}", said.text());
     for rank in other {

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use serde_json::json;
+use spec::Problem;
 
 use super::reader::Block;
 
@@ -12,6 +13,9 @@ pub(crate) struct Checkpoint {
     pub(crate) enabled: bool,
     /// Newest checkpoints to keep; `None` keeps all.
     pub(crate) max_recent: Option<u64>,
+    /// The checkpoint with the lowest validation loss is kept, however old it is. Absent from keys of runs without it.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) keep_best: bool,
     /// Training goes on while checkpoints are written, from a copy in host memory.
     #[serde(skip)]
     pub(crate) beside_training: bool,
@@ -26,7 +30,19 @@ impl Checkpoint {
         if restore_from.as_deref() == Some("LATEST") {
             block.note("restore_from", "`LATEST`: an unfinished run always goes on from its newest checkpoint");
         }
+        let keep_best = match block.text("best_metric_key").as_deref() {
+            // The peer's default, which this stage of the peer does not act on either.
+            None | Some("default") => false,
+            Some("validation_loss") => true,
+            Some(other) => {
+                let message = format!("`checkpoint.best_metric_key` is `{other}`");
+                let help = "`validation_loss` keeps the checkpoint with the lowest one; `default` singles out none";
+                block.problem("best_metric_key", Problem::new(message).help(help));
+                false
+            }
+        };
         let checkpoint = Self {
+            keep_best,
             enabled: block.flag("enabled").unwrap_or(true),
             max_recent: block.positive("max_recent_checkpoints"),
             beside_training: block.flag("is_async").unwrap_or(false),
@@ -60,11 +76,6 @@ impl Checkpoint {
         ] {
             block.without_effect(key, &[json!(false), json!(30)], "one process writes one folder");
         }
-        block.without_effect(
-            "best_metric_key",
-            &[json!("default")],
-            "no checkpoint is singled out; see the `validation` table",
-        );
         block.finish();
         checkpoint
     }

@@ -142,6 +142,12 @@ impl Config {
                 .help("remove one of the two");
             report.problem("peft", problem);
         }
+        if self.checkpoint.keep_best && self.validation.is_none() {
+            let problem =
+                Problem::new("`checkpoint.best_metric_key` is `validation_loss`, and there is no `validation`")
+                    .help("add the block `validation`, or remove the key");
+            report.problem("checkpoint.best_metric_key", problem);
+        }
         let warmup = self.lr_scheduler.as_ref().and_then(|scheduler| scheduler.warmup_steps);
         if let (Some(warmup), Some(steps)) = (warmup, self.step_scheduler.max_steps)
             && warmup >= steps

@@ -223,3 +223,38 @@ fn validation_holds_samples_out_and_repeats_itself() {
     let seen: std::collections::BTreeSet<_> = world.losses("run").into_keys().map(|(_, id)| id).collect();
     assert_eq!(seen.len(), 9);
 }
+
+/// The lowest validation loss of any checkpoint, kept beside the newest, whether or not the run was interrupted.
+#[test]
+fn the_best_checkpoint_is_kept_and_named() {
+    let world = World::new(&[(SQUARE, 8)]);
+    // A rate that makes it worse after a while.
+    let over = |best: &str| {
+        json!({"validation": {"count": 2, "every_steps": 1}, "optimizer": {"lr": 0.1},
+            "step_scheduler": {"max_steps": 6, "ckpt_every_steps": 1},
+            "checkpoint": {"max_recent_checkpoints": 1, "best_metric_key": best}})
+    };
+    world.run("best", over("validation_loss")).unwrap();
+    let rows: Vec<Validation> = tables::read(&world.output("best").join("validation.parquet")).unwrap();
+    let mean = |step: i64| {
+        let losses: Vec<f64> = rows.iter().filter(|row| row.step == step).map(|row| row.loss).collect();
+        losses.iter().sum::<f64>() / losses.len() as f64
+    };
+    let lowest = (0..6).min_by(|a, b| mean(*a).total_cmp(&mean(*b))).unwrap();
+    assert!(lowest < 5, "this run tests nothing");
+    let names = world.checkpoints("best");
+    assert!(
+        names.len() == 2 && names[0].ends_with(&format!("_step_{lowest}")) && names[1].ends_with("_step_5"),
+        "{names:?}"
+    );
+    let named = fs_err::read_to_string(world.output("best").join("best.json")).unwrap();
+    let named: serde_json::Value = serde_json::from_str(&named).unwrap();
+    assert_eq!((&named["checkpoint"], &named["validation_loss"]), (&json!(names[0]), &json!(mean(lowest))));
+
+    world.run_until("stopped", &over("validation_loss"), true).unwrap_err();
+    world.run("stopped", over("validation_loss")).unwrap();
+    assert_eq!(world.checkpoints("stopped"), names);
+    world.run("newest", over("default")).unwrap();
+    assert_eq!(world.checkpoints("newest"), names[1..]);
+    assert!(!world.output("newest").join("best.json").exists());
+}
