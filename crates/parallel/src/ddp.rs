@@ -1,7 +1,7 @@
 //! Data parallel with whole copies: gradients are added up in buckets, each as soon as backward has filled it.
 //!
 //! Li et al. 2020, "PyTorch Distributed". Parameters go into buckets from the last to the first, about the order in which
-//! their gradients come. Buckets are reduced in that order on every rank, in f32, whatever order they are filled in.
+//! their gradients come. Buckets are reduced in that order on every rank, whatever order they are filled in.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -31,7 +31,9 @@ struct State {
     armed: bool,
     /// Buckets under way or done; reduction goes in order.
     launched: usize,
-    pending: Vec<Pending>,
+    /// Kind in which gradients are added up between ranks.
+    reduce: Kind,
+    pending: Vec<Launched>,
     /// What went wrong inside backward, which only passes texts on.
     failure: Option<Error>,
 }
@@ -44,9 +46,20 @@ struct Bucket {
     ready: usize,
 }
 
+/// A bucket whose reduction is under way.
+#[derive(Debug)]
+struct Launched {
+    pending: Pending,
+    /// What its gradients are views of, in f32.
+    flat: Tensor,
+    /// The same in the kind that is added up.
+    sent: Tensor,
+}
+
 impl Reducer {
     /// For parameters that require gradients, the same ones in the same order on every rank of `group`.
-    pub fn new(group: Arc<Group>, parameters: &[Named], bucket_bytes: usize) -> Result<Self> {
+    /// Gradients are added up between them in the kind `reduce`.
+    pub fn new(group: Arc<Group>, parameters: &[Named], bucket_bytes: usize, reduce: Kind) -> Result<Self> {
         let (mut buckets, mut bucket_of) = (Vec::<Bucket>::new(), vec![0; parameters.len()]);
         let mut room = 0;
         for (index, named) in parameters.iter().enumerate().rev() {
@@ -69,6 +82,7 @@ impl Reducer {
             bucket_of,
             armed: false,
             launched: 0,
+            reduce,
             pending: Vec::new(),
             failure: None,
         };
@@ -107,8 +121,11 @@ impl Reducer {
         }
         let present = Tensor::f_from_slice(&present)?;
         let flags = state.group.all_reduce(&present, Reduction::Max)?;
-        for pending in std::mem::take(&mut state.pending) {
+        for Launched { pending, mut flat, sent } in std::mem::take(&mut state.pending) {
             pending.wait()?;
+            if sent.kind() != flat.kind() {
+                flat.f_copy_(&sent)?;
+            }
         }
         flags.wait()?;
         let present: Vec<i64> = Vec::try_from(present)?;
@@ -171,7 +188,9 @@ impl State {
             torch::autograd::set_gradient(&named.tensor, Some(&view))?;
             from += length;
         }
-        self.pending.push(self.group.all_reduce(&flat, Reduction::Sum)?);
+        let sent = flat.f_to_kind(self.reduce)?;
+        let pending = self.group.all_reduce(&sent, Reduction::Sum)?;
+        self.pending.push(Launched { pending, flat, sent });
         self.launched += 1;
         Ok(())
     }
@@ -222,7 +241,7 @@ mod tests {
         for (ranks, bucket) in [(1, 64), (2, 64), (3, 1 << 20), (4, 400)] {
             comm::testing::ranks(ranks, Duration::from_mins(1), |world| {
                 let own = parameters();
-                let reducer = Reducer::new(world.everyone().unwrap(), &own, bucket).unwrap();
+                let reducer = Reducer::new(world.everyone().unwrap(), &own, bucket, Kind::Float).unwrap();
                 for step in 0..2 {
                     let tensors: Vec<_> = own.iter().map(|named| named.tensor.shallow_clone()).collect();
                     torch::autograd::clear_gradients(&tensors).unwrap();
@@ -254,7 +273,7 @@ mod tests {
     fn a_parameter_of_two_backwards_is_refused() {
         comm::testing::ranks(2, Duration::from_mins(1), |world| {
             let own = parameters();
-            let reducer = Reducer::new(world.everyone().unwrap(), &own, 1).unwrap();
+            let reducer = Reducer::new(world.everyone().unwrap(), &own, 1, Kind::Float).unwrap();
             reducer.arm();
             backward(&own, 1);
             let again = (&own[3].tensor * 2.0).sum(Kind::Float);

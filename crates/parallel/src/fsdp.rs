@@ -1,15 +1,16 @@
 //! Fully sharded data parallel: every rank holds a part of each parameter, its gradient and its optimizer state. A block's
-//! parameters are gathered before it runs, forward and backward, and given up after; the next block's come meanwhile.
+//! parameters are gathered before it runs, forward and backward, and given up after; the next blocks' come meanwhile.
 //!
 //! Zhao et al. 2023, "PyTorch FSDP"; per parameter and per block as in FSDP2. Parts are flat runs of elements rather than
 //! rows, so that any shape divides as evenly as can be and a part is one stretch of a weight file.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use comm::{Group, Reduction};
 use nn::{Block, Inputs, Named, Parameters, SharedBlock, State, Transformer, block_of};
 use spec::counted;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 use torch::autograd::{custom_node, in_backward};
 
 use crate::error::{Error, Result};
@@ -19,17 +20,63 @@ use crate::unit::Unit;
 /// A denoiser that threads may share.
 pub type Model = Box<dyn Transformer + Send + Sync>;
 
+/// When parameters and gradients travel. Defaults are those of the peer's `fsdp` block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Whether a block's parameters are given up between its forward and its backward (`reshard_after_forward`); `None`: all but
+    /// the last block's, whose backward is next.
+    pub reshard: Option<bool>,
+    /// Blocks gathered ahead of the one that runs forward (`fsdp2_forward_prefetch_depth`).
+    pub forward_ahead: usize,
+    /// Blocks gathered ahead of the one that runs backward (`fsdp2_backward_prefetch_depth`).
+    pub backward_ahead: usize,
+    /// Whether gradients stay whole in f32 until the step's last backward and go to the parts once (`defer_fsdp_grad_sync`), or
+    /// after each backward.
+    pub defer: bool,
+    /// Kind in which gradients are added up between ranks (`reduce_dtype`); each rank's own sums are f32 in any case.
+    pub reduce: Kind,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { reshard: None, forward_ahead: 1, backward_ahead: 2, defer: true, reduce: Kind::Float }
+    }
+}
+
 /// The parts that this rank holds.
 #[derive(Debug)]
 pub struct Shards {
     group: Arc<Group>,
     /// What is in no block first, then block by block.
     units: Vec<Arc<Unit>>,
+    course: Arc<Course>,
     trouble: Trouble,
 }
 
+/// Where the step is.
+#[derive(Debug)]
+struct Course {
+    options: Options,
+    /// The forward under way has a graph, so a backward comes.
+    recording: AtomicBool,
+    /// The backward under way is the step's last.
+    last: AtomicBool,
+}
+
+impl Course {
+    /// Whether the gradients of the backward under way go to the parts.
+    fn sends(&self) -> bool {
+        !self.options.defer || self.last.load(Ordering::Relaxed)
+    }
+
+    /// Whether a block is given up after its forward; `is_last`: no block comes after it.
+    fn gives_up(&self, is_last: bool) -> bool {
+        !self.recording.load(Ordering::Relaxed) || self.options.reshard.unwrap_or(!is_last)
+    }
+}
+
 /// Spreads `model`, built in parts of as many as `group` has ranks, over it.
-pub fn apply(model: Model, parameters: &Parameters, group: Arc<Group>) -> Result<(Model, Shards)> {
+pub fn apply(model: Model, parameters: &Parameters, group: Arc<Group>, options: Options) -> Result<(Model, Shards)> {
     if parameters.parts.len() != parameters.weights.len() {
         return Err(Error::Unfit("the model was not built in parts".to_owned()));
     }
@@ -52,27 +99,32 @@ pub fn apply(model: Model, parameters: &Parameters, group: Arc<Group>) -> Result
         let message = format!("the model has {}, but parameters of {}", counted(with_parameters, "block"), lists.len());
         return Err(Error::Unfit(message));
     }
-    let unit = |list: &[(Named, Named)]| Arc::new(Unit::new(Arc::clone(&group), list));
+    let unit = |list: &[(Named, Named)]| Arc::new(Unit::new(Arc::clone(&group), list, options.reduce));
     let units: Vec<_> = std::iter::once(unit(&root)).chain(lists.iter().map(|(_, list)| unit(list))).collect();
-    let (trouble, mut next) = (Trouble::default(), 1);
+    let course = Course { options, recording: AtomicBool::new(false), last: AtomicBool::new(false) };
+    let (course, trouble, mut next) = (Arc::new(course), Trouble::default(), 1);
     let blocks = model.blocks().iter().map(|block| -> SharedBlock {
         if !block.has_parameters() {
             return SharedBlock::clone(block);
         }
         let at = next;
         next += 1;
-        let neighbour = |index: usize| units.get(index).map(Arc::downgrade).unwrap_or_default();
+        let those = |units: &mut dyn Iterator<Item = &Arc<Unit>>| units.map(Arc::downgrade).collect();
         Arc::new(ShardedBlock {
             inner: SharedBlock::clone(block),
             unit: Arc::clone(&units[at]),
-            before: if at > 1 { neighbour(at - 1) } else { Weak::new() },
-            after: neighbour(at + 1),
+            after: units.get(at + 1).map(Arc::downgrade).unwrap_or_default(),
+            ahead_forward: those(&mut units[at + 1..].iter().take(options.forward_ahead)),
+            ahead_backward: those(&mut units[1..at].iter().rev().take(options.backward_ahead)),
+            course: Arc::clone(&course),
             trouble: trouble.clone(),
         })
     });
     let blocks = blocks.collect();
-    let model = ShardedTransformer { inner: model, root: Arc::clone(&units[0]), blocks, trouble: trouble.clone() };
-    Ok((Box::new(model), Shards { group, units, trouble }))
+    let root = Arc::clone(&units[0]);
+    let model =
+        ShardedTransformer { inner: model, root, blocks, course: Arc::clone(&course), trouble: trouble.clone() };
+    Ok((Box::new(model), Shards { group, units, course, trouble }))
 }
 
 impl Shards {
@@ -81,14 +133,23 @@ impl Shards {
         self.units[0].need()
     }
 
-    /// Ends a backward: gradients are in the parts. All ranks must run as many backwards.
-    pub fn end_backward(&self) -> Result<()> {
-        // In the order in which backward goes, so that ranks whose graphs reach less make the same calls.
-        self.units.iter().rev().try_for_each(|unit| unit.end_backward())
+    /// The next backward is the last one of the step.
+    pub fn before_last_backward(&self) {
+        self.course.last.store(true, Ordering::Relaxed);
     }
 
-    /// Ends the step's backwards: a parameter without a gradient on all ranks stays without one.
+    /// Ends a backward: gradients are in the parts, or wait whole for the last one. All ranks must run as many backwards.
+    pub fn end_backward(&self) -> Result<()> {
+        // In the order in which backward goes, so that ranks whose graphs reach less make the same calls.
+        let sends = self.course.sends();
+        self.units.iter().rev().try_for_each(|unit| unit.end_backward(sends))
+    }
+
+    /// Ends the step's backwards: gradients are in the parts, and a parameter without one on all ranks stays without one.
     pub fn finish(&self) -> Result<()> {
+        // Nothing is left to send after a last backward that was announced.
+        self.units.iter().rev().try_for_each(|unit| unit.send_the_rest())?;
+        self.course.last.store(false, Ordering::Relaxed);
         let (parts, touched): (Vec<Tensor>, Vec<i64>) = self
             .units
             .iter()
@@ -114,11 +175,14 @@ struct ShardedTransformer {
     inner: Model,
     root: Arc<Unit>,
     blocks: Vec<SharedBlock>,
+    course: Arc<Course>,
     trouble: Trouble,
 }
 
 impl Transformer for ShardedTransformer {
     fn embed(&self, inputs: &Inputs) -> nn::Result<State> {
+        // Asked here, as a checkpointed block runs without a graph at first.
+        self.course.recording.store(recording()?, Ordering::Relaxed);
         self.root.need().map_err(|error| self.trouble.layer(error))?;
         self.inner.embed(inputs)
     }
@@ -136,8 +200,12 @@ impl Transformer for ShardedTransformer {
 struct ShardedBlock {
     inner: SharedBlock,
     unit: Arc<Unit>,
-    before: Weak<Unit>,
     after: Weak<Unit>,
+    /// Gathered while it runs forward, the next first.
+    ahead_forward: Vec<Weak<Unit>>,
+    /// Gathered while it runs backward, the next first.
+    ahead_backward: Vec<Weak<Unit>>,
+    course: Arc<Course>,
     trouble: Trouble,
 }
 
@@ -147,31 +215,37 @@ impl Block for ShardedBlock {
         let again = in_backward();
         let layer = |error| self.trouble.layer(error);
         self.unit.need().map_err(layer)?;
-        start(if again { &self.before } else { &self.after }).map_err(layer)?;
+        start(if again { &self.ahead_backward } else { &self.ahead_forward }).map_err(layer)?;
 
         // After the backward of the block: gradients to the parts. The ones of the block after have had its time to come.
-        let (unit, after) = (Arc::clone(&self.unit), Weak::clone(&self.after));
+        let (unit, after, course) = (Arc::clone(&self.unit), Weak::clone(&self.after), Arc::clone(&self.course));
         let inputs = stream.iter().chain(shared).map(Tensor::shallow_clone).collect();
         let inputs = through("Reduce", inputs, self.trouble.clone(), move || {
             after.upgrade().map_or(Ok(()), |after| after.settle())?;
-            unit.reduce()
+            unit.reduce(course.sends())
         })?;
         let outputs = self.inner.forward(&inputs[..stream.len()], &inputs[stream.len()..])?;
         // Before it: the parameters must be here again.
-        let (unit, before) = (Arc::clone(&self.unit), Weak::clone(&self.before));
+        let (unit, ahead) = (Arc::clone(&self.unit), self.ahead_backward.clone());
         let outputs = through("Gather", outputs, self.trouble.clone(), move || {
             unit.need()?;
-            start(&before)
+            start(&ahead)
         })?;
-        if !again {
+        if !again && self.course.gives_up(self.after.strong_count() == 0) {
             self.unit.release().map_err(layer)?;
         }
         Ok(outputs)
     }
 }
 
-fn start(unit: &Weak<Unit>) -> Result<()> {
-    unit.upgrade().map_or(Ok(()), |unit| unit.start())
+fn start(units: &[Weak<Unit>]) -> Result<()> {
+    units.iter().filter_map(Weak::upgrade).try_for_each(|unit| unit.start())
+}
+
+/// Whether what is computed now gets a graph.
+fn recording() -> Result<bool, tch::TchError> {
+    let leaf = Tensor::f_zeros([1], (Kind::Float, Device::Cpu))?.f_set_requires_grad(true)?;
+    Ok(leaf.f_neg()?.requires_grad())
 }
 
 /// The same tensors; when backward comes by those that need gradients, `act` runs first.

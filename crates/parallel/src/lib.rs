@@ -22,6 +22,7 @@ mod trouble;
 mod unit;
 
 pub use error::{Error, Result};
+pub use fsdp::Options;
 pub use outline::Outline;
 pub use pp::Flight;
 pub use spread::{Frame, Spread};

@@ -10,7 +10,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::ddp::{BUCKET_BYTES, Reducer};
 use crate::error::{Error, Result};
-use crate::fsdp::{self, Model, Shards};
+use crate::fsdp::{self, Model, Options, Shards};
 use crate::outline::Outline;
 use crate::pp::{Flight, Piped, Pipeline, Stage};
 use crate::team::Team;
@@ -23,6 +23,7 @@ pub struct Frame {
     stage: Option<Range<usize>>,
     tokens: Option<Arc<Tokens>>,
     part: Option<Part>,
+    options: Options,
 }
 
 impl Frame {
@@ -30,7 +31,13 @@ impl Frame {
     pub fn new(team: &Team, outline: Outline) -> Result<Self> {
         let (place, stages) = team.place(Axis::Pp);
         let stage = if stages > 1 { Some(outline.stages(stages)?.swap_remove(place)) } else { None };
-        Ok(Self { outline, stage, tokens: Tokens::new(team)?, part: part(team)? })
+        Ok(Self { outline, stage, tokens: Tokens::new(team)?, part: part(team)?, options: Options::default() })
+    }
+
+    /// With other options of `fsdp`.
+    #[must_use]
+    pub fn with(self, options: Options) -> Self {
+        Self { options, ..self }
     }
 
     /// Makes `builder` build no more than that; layers compute in `compute`.
@@ -57,7 +64,7 @@ impl Frame {
             model = Box::new(Stage::new(model, stage));
         }
         if self.part.is_some() {
-            let (sharded, held) = fsdp::apply(model, parameters, team.along(&FSDP)?)?;
+            let (sharded, held) = fsdp::apply(model, parameters, team.along(&FSDP)?, self.options)?;
             (model, shards) = (sharded, Some(held));
         }
         let (stage, stages) = team.place(Axis::Pp);
@@ -80,7 +87,7 @@ impl Frame {
         }
         let mut copies = Vec::new();
         for (ranks, named) in alike {
-            let reducer = Reducer::new(team.group(&ranks)?, &named, BUCKET_BYTES)?;
+            let reducer = Reducer::new(team.group(&ranks)?, &named, BUCKET_BYTES, self.options.reduce)?;
             // Stages come to the end of their backwards one after the other: what they share waits for all of them.
             let staged = ranks.iter().any(|rank| team.mesh().coordinates(*rank)[Axis::Pp as usize] != stage);
             copies.push(Copies { reducer, early: !trained_in_parts && !staged });
@@ -221,6 +228,9 @@ impl Spread {
 
     /// Before the last backward of a step.
     pub fn before_last_backward(&self) {
+        if let Some(shards) = &self.shards {
+            shards.before_last_backward();
+        }
         self.copies.iter().filter(|copies| copies.early).for_each(|copies| copies.reducer.arm());
     }
 

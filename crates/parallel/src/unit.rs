@@ -20,8 +20,10 @@ pub(crate) struct Unit {
 struct Inner {
     group: Arc<Group>,
     bundles: Vec<Bundle>,
+    /// Kind in which gradients are added up between ranks.
+    reduce: Kind,
     place: Place,
-    /// Gradients of the backward under way are on their way to the parts.
+    /// The backward under way has come by.
     reduced: bool,
     /// Reductions not yet added to the parts' gradients.
     reducing: Vec<Reducing>,
@@ -43,6 +45,8 @@ struct Bundle {
     members: Vec<Member>,
     /// Elements of one rank.
     width: usize,
+    /// Whole gradients that are not yet sent, in f32: the ranks' stretches.
+    kept: Option<Tensor>,
 }
 
 #[derive(Debug)]
@@ -67,13 +71,13 @@ struct Reducing {
 
 impl Unit {
     /// For parameters given as (whole, part).
-    pub(crate) fn new(group: Arc<Group>, parameters: &[(Named, Named)]) -> Self {
+    pub(crate) fn new(group: Arc<Group>, parameters: &[(Named, Named)], reduce: Kind) -> Self {
         let mut bundles: Vec<Bundle> = Vec::new();
         for (whole, part) in parameters {
             let kind = whole.tensor.kind();
             let found = bundles.iter().position(|bundle| bundle.kind == kind);
             let at = found.unwrap_or_else(|| {
-                bundles.push(Bundle { kind, members: Vec::new(), width: 0 });
+                bundles.push(Bundle { kind, members: Vec::new(), width: 0, kept: None });
                 bundles.len() - 1
             });
             let width = Part { index: 0, count: group.size() }.width(whole.tensor.numel());
@@ -82,7 +86,7 @@ impl Unit {
             bundle.members.push(Member { whole, part, from: bundle.width, touched: false });
             bundle.width += width;
         }
-        let inner = Inner { group, bundles, place: Place::Away, reduced: false, reducing: Vec::new() };
+        let inner = Inner { group, bundles, reduce, place: Place::Away, reduced: false, reducing: Vec::new() };
         Self { inner: Mutex::new(inner) }
     }
 
@@ -101,12 +105,12 @@ impl Unit {
         self.lock().release()
     }
 
-    /// Sends the gradients of a backward to the parts, and gives the parameters up.
-    pub(crate) fn reduce(&self) -> Result<()> {
+    /// Takes the gradients of a backward, and gives the parameters up. `send`: what was taken so far goes to the parts.
+    pub(crate) fn reduce(&self, send: bool) -> Result<()> {
         let mut inner = self.lock();
         // First, to make room: gradients need their parameters' shapes only.
         inner.release()?;
-        inner.reduce()
+        inner.reduce(send)
     }
 
     /// Adds what has come of reductions to the parts' gradients.
@@ -115,15 +119,24 @@ impl Unit {
     }
 
     /// A backward is over: whatever it did not reach is reduced as well, so that all ranks do the same.
-    pub(crate) fn end_backward(&self) -> Result<()> {
+    pub(crate) fn end_backward(&self, send: bool) -> Result<()> {
         let mut inner = self.lock();
         inner.release()?;
         if !inner.reduced {
-            inner.reduce()?;
+            inner.reduce(send)?;
         }
         inner.settle()?;
         inner.reduced = false;
         Ok(())
+    }
+
+    /// Sends gradients that were taken and not sent.
+    pub(crate) fn send_the_rest(&self) -> Result<()> {
+        let mut inner = self.lock();
+        if inner.bundles.iter().any(|bundle| bundle.kept.is_some()) {
+            inner.send()?;
+        }
+        inner.settle()
     }
 
     /// For each parameter, whether the step gave it a gradient on this rank; begins anew.
@@ -174,11 +187,20 @@ impl Inner {
         Ok(())
     }
 
-    fn reduce(&mut self) -> Result<()> {
+    fn reduce(&mut self, send: bool) -> Result<()> {
         self.reduced = true;
+        let ranks = self.group.size();
+        let trained = |bundle: &&mut Bundle| bundle.members.iter().any(|member| member.part.requires_grad());
+        self.bundles.iter_mut().filter(trained).try_for_each(|bundle| bundle.take(ranks))?;
+        if send { self.send() } else { Ok(()) }
+    }
+
+    /// Starts to add up the ranks' gradients.
+    fn send(&mut self) -> Result<()> {
         for (index, bundle) in self.bundles.iter_mut().enumerate() {
-            if bundle.members.iter().any(|member| member.part.requires_grad()) {
-                let (stretches, pending) = bundle.scatter(&self.group)?;
+            if let Some(kept) = bundle.kept.take() {
+                let stretches = kept.f_to_kind(self.reduce)?;
+                let pending = self.group.all_reduce(&stretches, Reduction::Sum)?;
                 self.reducing.push(Reducing { bundle: index, stretches, pending });
             }
         }
@@ -197,7 +219,8 @@ impl Inner {
                     let _ = tch::no_grad(|| gradient.f_add_(&came))?;
                 } else {
                     // A copy: a view would keep the other ranks' stretches.
-                    torch::autograd::set_gradient(&member.part, Some(&came.copy()))?;
+                    let own = came.f_to_dtype(Kind::Float, false, true)?;
+                    torch::autograd::set_gradient(&member.part, Some(&own))?;
                 }
             }
         }
@@ -234,10 +257,13 @@ impl Bundle {
         Ok(())
     }
 
-    /// Starts to add up the ranks' gradients in f32.
-    fn scatter(&mut self, group: &Group) -> Result<(Tensor, Pending)> {
-        let (ranks, width, options) = (group.size(), self.width, (Kind::Float, self.device()));
-        let input = Tensor::f_zeros([(width * ranks) as i64], options)?;
+    /// Adds the gradients that the layers have to those kept, f32, and takes them from the layers.
+    fn take(&mut self, ranks: usize) -> Result<()> {
+        let (width, options) = (self.width, (Kind::Float, self.device()));
+        let kept = match self.kept.take() {
+            Some(kept) => kept,
+            None => Tensor::f_zeros([(width * ranks) as i64], options)?,
+        };
         for member in &mut self.members {
             let gradient = member.whole.grad();
             if !gradient.defined() {
@@ -246,12 +272,12 @@ impl Bundle {
             member.touched = true;
             let gradient = gradient.f_reshape([-1])?;
             for (from, to, length) in member.shares(ranks, width) {
-                tch::no_grad(|| input.f_narrow(0, to, length)?.f_copy_(&gradient.f_narrow(0, from, length)?))?;
+                let _ = tch::no_grad(|| kept.f_narrow(0, to, length)?.f_add_(&gradient.f_narrow(0, from, length)?))?;
             }
             torch::autograd::set_gradient(&member.whole, None)?;
         }
-        let pending = group.all_reduce(&input, Reduction::Sum)?;
-        Ok((input, pending))
+        self.kept = Some(kept);
+        Ok(())
     }
 
     fn device(&self) -> Device {

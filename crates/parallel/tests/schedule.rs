@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use models::{ModelFolder, family_of};
-use nn::{BuildOptions, Builder, Conditions, Inputs, Weights};
-use parallel::{Frame, Outline, Team};
+use nn::{BuildOptions, Builder, Conditions, Inputs, Transformer, Weights};
+use parallel::{Frame, Options, Outline, Spread, Team};
 use spec::Mesh;
 use spec::mesh::Asked;
 use tch::{Device, Kind, Tensor};
@@ -38,9 +38,15 @@ fn inputs() -> Inputs {
 /// (call, members, bytes) → how often each rank makes it, in forward and in backward of one micro-batch; by rank.
 type Counts = BTreeMap<(&'static str, usize, usize), usize>;
 
-fn counted(asked: &Asked, named: &[&str]) -> Vec<[Counts; 2]> {
+/// Of each rank of a mesh, what `body` gives on its share of the tiny FLUX.
+fn spread<T: Send>(
+    asked: &Asked,
+    options: Options,
+    body: impl Fn(&Team, &dyn Transformer, &Spread) -> T + Sync,
+) -> Vec<T> {
     let [cp, tp, pp] = [asked.cp, asked.tp, asked.pp].map(|degree| degree.max(1));
-    let mesh = Mesh::of(&Asked { cp, tp, pp, ep: 1, sharded: true, ..*asked }, cp * tp * pp).unwrap();
+    let world = asked.dp.unwrap_or(1) * cp * tp * pp;
+    let mesh = Mesh::of(&Asked { cp, tp, pp, ep: 1, sharded: true, ..*asked }, world).unwrap();
     comm::testing::launches(mesh.world(), |launch| {
         let team = Team::join(launch, mesh, Duration::from_mins(1), Device::Cpu).unwrap();
         let folder = ModelFolder::open(folder()).unwrap();
@@ -48,11 +54,20 @@ fn counted(asked: &Asked, named: &[&str]) -> Vec<[Counts; 2]> {
         let meta = Builder::meta(BuildOptions::trained(Device::Cpu));
         let whole = family.transformer(&folder, &meta).unwrap();
         let frame = Frame::new(&team, Outline::of(whole.as_ref(), &meta.finish().unwrap()).unwrap()).unwrap();
+        let frame = frame.with(options);
         let weights = Weights::open(&folder.path.join("transformer"), "diffusion_pytorch_model").unwrap();
         let builder = Builder::from_weights(weights, BuildOptions::trained(Device::Cpu));
         let builder = frame.on(&team, builder, Kind::Float);
         let model = family.transformer(&folder, &builder).unwrap();
         let (model, spread) = frame.spread(&team, model, &builder.finish().unwrap()).unwrap();
+        let given = body(&team, model.as_ref(), &spread);
+        team.leave().unwrap();
+        given
+    })
+}
+
+fn counted(asked: &Asked, named: &[&str]) -> Vec<[Counts; 2]> {
+    spread(asked, Options::default(), |team, model, spread| {
         let count = || {
             let mut counts = Counts::new();
             for call in team.trace().end().into_iter().filter(|call| named.contains(&call.name)) {
@@ -61,13 +76,12 @@ fn counted(asked: &Asked, named: &[&str]) -> Vec<[Counts; 2]> {
             counts
         };
         team.trace().begin();
-        let (prediction, flight) = spread.forward(model.as_ref(), &inputs(), false).unwrap();
+        let (prediction, flight) = spread.forward(model, &inputs(), false).unwrap();
         let forward = count();
         team.trace().begin();
         spread.backward(flight, prediction.map(|prediction| prediction.sum(Kind::Float))).unwrap();
         let backward = count();
         spread.finish().unwrap();
-        team.leave().unwrap();
         [forward, backward]
     })
 }
@@ -142,4 +156,91 @@ fn only_streams_go_from_stage_to_stage() {
     let back = |name| of([(name, 2, stream, 2)]);
     assert_eq!(ranks[0], [there("send"), back("receive")]);
     assert_eq!(ranks[1], [there("receive"), back("send")]);
+}
+
+/// What two ranks in parts do in one step of so many micro-batches, in order: `g` gathers, `r` reduces; of the root `o`, a
+/// two-stream block `d`, or a one-stream block `s`.
+fn course(options: Options, batches: usize) -> String {
+    let mut ranks = spread(&Asked { dp: Some(2), ..Asked::default() }, options, |team, model, spread| {
+        team.trace().begin();
+        for batch in 1..=batches {
+            let (prediction, flight) = spread.forward(model, &inputs(), false).unwrap();
+            if batch == batches {
+                spread.before_last_backward();
+            }
+            spread.backward(flight, prediction.map(|prediction| prediction.sum(Kind::Float))).unwrap();
+        }
+        let calls = team.trace().end();
+        spread.finish().unwrap();
+        calls
+    });
+    let calls = ranks.swap_remove(0);
+    // Each rank's stretch of a unit goes to the other one: two calls. What is gathered first is the root.
+    let gathers: Vec<usize> = calls.iter().filter(|call| call.name == "broadcast").map(|call| call.bytes).collect();
+    let mut sizes: Vec<usize> = Vec::new();
+    gathers.iter().for_each(|bytes| {
+        if !sizes.contains(bytes) {
+            sizes.push(*bytes)
+        }
+    });
+    assert_eq!(sizes.len(), 3, "the root and two kinds of blocks");
+    let of = |bytes: usize| ["o", "d", "s"][sizes.iter().position(|size| *size == bytes).unwrap()];
+    let (mut told, mut halves) = (Vec::new(), 0);
+    for call in &calls {
+        match call.name {
+            "broadcast" => {
+                halves += 1;
+                if halves % 2 == 0 {
+                    told.push(format!("g{}", of(call.bytes)));
+                }
+            }
+            "all_reduce" => told.push(format!("r{}", of(call.bytes / 2 * F32 / options.reduce.elt_size_in_bytes()))),
+            _ => panic!("{call:?}"),
+        }
+    }
+    told.join(" ")
+}
+
+/// At most two gathers and one reduction a block; fewer if a block stays between forward and backward. What is gathered ahead
+/// changes the order alone.
+#[test]
+fn blocks_are_gathered_as_the_options_say() {
+    let usual = Options { defer: false, ..Options::default() };
+    let forward = "go gd gd gs gs";
+    let reduced = |reshard, backward_ahead| course(Options { reshard, backward_ahead, ..usual }, 1);
+    assert_eq!(reduced(Some(true), 0), format!("{forward} gs rs gs rs gd rd gd rd ro"));
+    assert_eq!(reduced(Some(true), 1), format!("{forward} gs gs rs gd rs gd rd rd ro"));
+    assert_eq!(reduced(Some(true), 2), format!("{forward} gs gs gd rs gd rs rd rd ro"));
+    // The last block stays: its backward is next.
+    assert_eq!(reduced(None, 2), format!("{forward} gs gd rs gd rs rd rd ro"));
+    assert_eq!(reduced(Some(false), 2), format!("{forward} rs rs rd rd ro"));
+    let half = Options { reduce: Kind::BFloat16, reshard: Some(false), ..usual };
+    assert_eq!(course(half, 1), format!("{forward} rs rs rd rd ro"), "as many, of half the bytes");
+}
+
+/// Of a step of three micro-batches: three reductions of everything, or one.
+#[test]
+fn deferred_gradients_travel_once_a_step() {
+    let options = Options { reshard: Some(false), ..Options::default() };
+    let (forward, backward) = ("go gd gd gs gs", "rs rs rd rd ro");
+    let each = course(Options { defer: false, ..options }, 3);
+    assert_eq!(each, [forward, backward].repeat(3).join(" "));
+    assert_eq!(course(options, 3), [forward, forward, forward, backward].join(" "));
+}
+
+/// Blocks that are here or on their way when the first one meets the ranks that have the other channels.
+#[test]
+fn as_many_blocks_are_gathered_ahead_as_asked() {
+    for ahead in [0, 1, 3] {
+        let options = Options { forward_ahead: ahead, ..Options::default() };
+        let gathered = spread(&Asked { dp: Some(2), tp: 2, ..Asked::default() }, options, |team, model, spread| {
+            team.trace().begin();
+            let (prediction, flight) = spread.forward(model, &inputs(), false).unwrap();
+            let calls = team.trace().end();
+            spread.backward(flight, prediction.map(|prediction| prediction.sum(Kind::Float))).unwrap();
+            spread.finish().unwrap();
+            calls.iter().take_while(|call| call.name != "all_gather").filter(|call| call.name == "broadcast").count()
+        });
+        assert_eq!(gathered, [2 * (2 + ahead); 4], "the root, the first block, and those ahead, in two calls each");
+    }
 }

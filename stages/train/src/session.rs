@@ -51,7 +51,7 @@ impl Session {
             Mode::Pretrain => Builder::random(config.seed, options),
         };
         let compute = compute_kind(config, device);
-        let frame = Frame::new(&team, outline).map_err(between_ranks)?;
+        let frame = Frame::new(&team, outline).map_err(between_ranks)?.with(config.distributed.options());
         let builder = frame.on(&team, builder, compute);
         let transformer = family.transformer(&folder, &builder).map_err(unusable)?;
         let parameters = builder.finish().map_err(unusable)?;

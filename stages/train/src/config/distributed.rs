@@ -1,21 +1,34 @@
-//! `fsdp`, `ddp`, `performance` and the other blocks about *how* a run is done: none of them moves a number.
+//! `fsdp`, `ddp`, `performance` and the other blocks about *how* a run is done: none of them moves a number, but for the kind in
+//! which ranks add up gradients.
 
 use std::time::Duration;
 
+use nn::Dtype;
+use parallel::Options;
+use serde::Serialize;
 use serde_json::{Value, json};
 use spec::mesh::Asked;
 use spec::{Mesh, Problem};
 
+use super::model::dtype;
 use super::reader::{Block, Report};
 
 /// How a run is spread over ranks.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Distributed {
+    #[serde(skip)]
     pub(crate) recompute: bool,
+    #[serde(skip)]
     asked: Asked,
+    #[serde(skip)]
+    options: Options,
+    /// Kind in which gradients are added up between ranks. bfloat16 rounds by more than another order of sums does.
+    reduce_dtype: Dtype,
     /// The block that asks for it.
+    #[serde(skip)]
     block: Option<&'static str>,
     /// Longest wait for another rank.
+    #[serde(skip)]
     pub(crate) timeout: Duration,
 }
 
@@ -35,12 +48,26 @@ impl Distributed {
         let minutes = root.block("dist_env").and_then(environment).unwrap_or(TIMEOUT_MINUTES);
         let timeout = Duration::from_secs_f64(minutes * 60.0);
         let none = Asked { cp: 1, tp: 1, pp: 1, ep: 1, ..Asked::default() };
-        let (block, (recompute, asked)) = match (ddp, fsdp) {
-            (Some(ddp), _) => (Some("ddp"), replicated(ddp, none)),
-            (None, Some(fsdp)) => (Some("fsdp"), sharded(fsdp)),
-            (None, None) => (None, (false, none)),
+        let usual = (Options::default(), Dtype::Float32);
+        let (block, (recompute, asked), (options, reduce_dtype)) = match (ddp, fsdp) {
+            (Some(ddp), _) => (Some("ddp"), replicated(ddp, none), usual),
+            (None, Some(mut fsdp)) => {
+                let options = options(&mut fsdp);
+                (Some("fsdp"), sharded(fsdp), options)
+            }
+            (None, None) => (None, (false, none), usual),
         };
-        Self { recompute, asked, block, timeout }
+        Self { recompute, asked, options, reduce_dtype, block, timeout }
+    }
+
+    /// When parameters and gradients travel between ranks, and in what kind.
+    pub(crate) fn options(&self) -> Options {
+        Options { reduce: self.reduce_dtype.into(), ..self.options }
+    }
+
+    /// Whether another number of ranks gives these numbers up to the order of sums.
+    pub(crate) fn moves_no_number(&self) -> bool {
+        self.reduce_dtype == Dtype::Float32
     }
 
     /// The mesh on `ranks` ranks; a mistake's field is a dotted path of the training recipe.
@@ -79,7 +106,10 @@ impl Distributed {
         let wide = degrees.into_iter().filter_map(|(key, degree, so)| Some((key, degree.filter(|n| *n > 1)?, so)));
         let block = self.block.unwrap_or("fsdp");
         let remark = |(key, degree, so)| format!("{block}.{key}: {degree}: one rank here (`--ranks`); {so}");
-        wide.filter(|_| ranks == 1).map(remark).collect()
+        let coarse = (!self.moves_no_number()).then(|| {
+            format!("{block}.reduce_dtype: `bfloat16`: one rank here (`--ranks`); nothing is added up between ranks")
+        });
+        wide.map(remark).chain(coarse).filter(|_| ranks == 1).collect()
     }
 }
 
@@ -91,18 +121,7 @@ fn sharded(mut block: Block<'_>) -> (bool, Asked) {
     let [cp, tp, pp, ep] = ["cp_size", "tp_size", "pp_size", "ep_size"].map(|key| degree(key).unwrap_or(1));
     let (cp_ring, cp_ulysses) = (degree("cp_ring_degree"), degree("cp_ulysses_degree"));
     let asked = Asked { dp, dp_replicate, cp, cp_ring, cp_ulysses, tp, pp, ep, sharded: true };
-    block.without_effect(
-        "defer_fsdp_grad_sync",
-        &[json!(false)],
-        "gradients go to their shards after each micro-batch",
-    );
-    block.without_effect("reshard_after_forward", &[json!(true)], "a block's parameters are given up after each use");
-    block.without_effect("enable_fsdp2_prefetch", &[json!(true)], "the next block is always gathered ahead");
-    for key in ["fsdp2_backward_prefetch_depth", "fsdp2_forward_prefetch_depth"] {
-        block.without_effect(key, &[json!(1)], "one block is gathered ahead");
-    }
     block.without_effect("cpu_offload", &[json!(false)], "weights stay on the device");
-    block.without_effect("reduce_dtype", &[json!("float32")], "gradients are summed in float32");
     block.without_effect("enable_compile", &[json!(false)], "blocks run as they are; there is no compiler");
     for key in [
         "use_hf_tp_plan",
@@ -120,6 +139,24 @@ fn sharded(mut block: Block<'_>) -> (bool, Asked) {
     }
     block.finish();
     (recompute, asked)
+}
+
+/// When parameters and gradients travel, and in what kind gradients do.
+fn options(block: &mut Block<'_>) -> (Options, Dtype) {
+    let usual = Options::default();
+    let prefetch = block.flag("enable_fsdp2_prefetch").unwrap_or(true);
+    let mut ahead = |key, usual| {
+        let asked = block.count(key).map_or(usual, |depth| usize::try_from(depth).unwrap_or(usize::MAX));
+        if prefetch { asked } else { 0 }
+    };
+    let options = Options {
+        forward_ahead: ahead("fsdp2_forward_prefetch_depth", usual.forward_ahead),
+        backward_ahead: ahead("fsdp2_backward_prefetch_depth", usual.backward_ahead),
+        reshard: block.flag("reshard_after_forward").or(usual.reshard),
+        defer: block.flag("defer_fsdp_grad_sync").unwrap_or(usual.defer),
+        ..usual
+    };
+    (options, dtype(block, "reduce_dtype").unwrap_or(Dtype::Float32))
 }
 
 fn replicated(mut block: Block<'_>, none: Asked) -> (bool, Asked) {

@@ -56,8 +56,8 @@ pub(crate) struct Config {
     pub(crate) ema: Option<Ema>,
     pub(crate) validation: Option<Validation>,
     pub(crate) samples: Option<Samples>,
-    /// How the run is spread over ranks and in time; moves no number.
-    #[serde(skip)]
+    /// How the run is spread over ranks and in time. It moves no number, or is part of the key.
+    #[serde(skip_serializing_if = "Distributed::moves_no_number")]
     pub(crate) distributed: Distributed,
 }
 

@@ -39,7 +39,8 @@ pub(crate) enum Mode {
 }
 
 /// A number format by any of its names; `auto` is none.
-fn dtype(block: &mut Block<'_>, key: &'static str) -> Option<Dtype> {
+/// A number format by its name; `auto` is the default.
+pub(super) fn dtype(block: &mut Block<'_>, key: &'static str) -> Option<Dtype> {
     const NAMES: [&str; 7] = ["bfloat16", "bf16", "torch.bfloat16", "float32", "fp32", "torch.float32", "auto"];
     match block.name(key, &NAMES)? {
         "auto" => None,

@@ -93,7 +93,7 @@ fn no_file_means_our_copy_of_the_published_full_fine_tune() {
 #[test]
 fn keys_without_effect_are_answered_in_one_line_each() {
     let notes = load(Some("flux_t2i_flow.yaml"), Map::new(), &recipes()).unwrap().notes;
-    for key in ["model.transformer_engine_fp8:", "model.attention_backend:", "fsdp.fsdp2_backward_prefetch_depth:"] {
+    for key in ["model.transformer_engine_fp8:", "model.attention_backend:"] {
         assert_eq!(notes.iter().filter(|note| note.starts_with(key)).count(), 1, "{key} in {notes:#?}");
     }
     assert!(notes.iter().all(|note| !note.contains('\n')));
@@ -187,6 +187,8 @@ fn what_does_not_move_a_number_does_not_move_the_key() {
     let plain = key(json!({}));
     for over in [
         json!({"fsdp": {"dp_size": 8, "activation_checkpointing": true}}),
+        json!({"fsdp": {"reshard_after_forward": false, "defer_fsdp_grad_sync": false, "enable_fsdp2_prefetch": false}}),
+        json!({"fsdp": {"fsdp2_backward_prefetch_depth": 4, "fsdp2_forward_prefetch_depth": 3, "reduce_dtype": "float32"}}),
         json!({"ddp": {"find_unused_parameters": true}}),
         json!({"dist_env": {"timeout_minutes": 3}}),
         json!({"wandb": {"enable": true, "project": "x"}}),
@@ -244,6 +246,7 @@ fn what_moves_a_number_moves_the_key() {
         json!({"validation": {"count": 3}}),
         json!({"samples": {"prompts": ["x"]}}),
         json!({"samples": {"prompts": ["y"]}}),
+        json!({"fsdp": {"reduce_dtype": "bfloat16"}}),
     ];
     let mut seen = vec![plain];
     for over in overs {
@@ -289,6 +292,36 @@ fn a_mesh_that_does_not_fit_is_refused_in_one_line() {
         loaded(OLD_SCHEMA, json!({"dist_env": {"timeout_minutes": 0.5}})).config.distributed.timeout.as_secs(),
         30
     );
+}
+
+#[test]
+fn the_keys_of_fsdp_say_when_parameters_and_gradients_travel() {
+    let options = |keys: Value| {
+        let loaded = loaded(OLD_SCHEMA, json!({"fsdp": keys}));
+        assert_eq!(loaded.problems, []);
+        assert!(!loaded.notes.iter().any(|note| note.starts_with("fsdp")), "{:?}", loaded.notes);
+        loaded.config.distributed.options()
+    };
+    let usual = parallel::Options::default();
+    assert_eq!(options(json!({})), usual);
+    let none = parallel::Options { forward_ahead: 0, backward_ahead: 0, ..usual };
+    assert_eq!(options(json!({"enable_fsdp2_prefetch": false, "fsdp2_backward_prefetch_depth": 3})), none);
+    let depths =
+        json!({"enable_fsdp2_prefetch": true, "fsdp2_backward_prefetch_depth": 3, "fsdp2_forward_prefetch_depth": 0});
+    assert_eq!(options(depths), parallel::Options { forward_ahead: 0, backward_ahead: 3, ..usual });
+    for reshard in [true, false] {
+        let found = options(json!({"reshard_after_forward": reshard, "defer_fsdp_grad_sync": reshard}));
+        assert_eq!(found, parallel::Options { reshard: Some(reshard), defer: reshard, ..usual });
+    }
+    assert_eq!(options(json!({"reshard_after_forward": null})), usual);
+    let half = parallel::Options { reduce: tch::Kind::BFloat16, ..usual };
+    assert_eq!(options(json!({"reduce_dtype": "bfloat16"})), half);
+    let one = loaded(OLD_SCHEMA, json!({"fsdp": {"reduce_dtype": "bf16"}})).config.distributed.remarks(1);
+    assert!(one.len() == 1 && one[0].starts_with("fsdp.reduce_dtype: `bfloat16`: one rank here"), "{one:?}");
+    for (key, value) in [("reduce_dtype", json!("float16")), ("fsdp2_forward_prefetch_depth", json!(-1))] {
+        let problems = loaded(OLD_SCHEMA, json!({"fsdp": {key: value}})).problems;
+        assert!(problems.len() == 1 && problems[0].message.contains(key), "{problems:?}");
+    }
 }
 
 #[test]
