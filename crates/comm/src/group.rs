@@ -11,6 +11,7 @@ use std::time::Duration;
 use tch::{Device, Kind, Tensor};
 use torch::distributed::{self, Reduction, Work};
 
+use crate::delay::Delays;
 use crate::error::{Error, Result};
 use crate::trace::Trace;
 
@@ -42,6 +43,7 @@ pub struct Group {
     calls: AtomicU64,
     checked: AtomicBool,
     trace: Arc<Trace>,
+    delays: Arc<Delays>,
 }
 
 /// A collective under way; its tensors are settled after [`Pending::wait`].
@@ -81,9 +83,10 @@ impl Group {
         backend: Option<distributed::Group>,
         timeout: Duration,
         trace: Arc<Trace>,
+        delays: Arc<Delays>,
     ) -> Self {
         let backend = backend.map(Mutex::new);
-        Self { member, backend, timeout, calls: AtomicU64::new(0), checked: AtomicBool::new(true), trace }
+        Self { member, backend, timeout, calls: AtomicU64::new(0), checked: AtomicBool::new(true), trace, delays }
     }
 
     /// Members.
@@ -170,6 +173,7 @@ impl Group {
     /// `tensor` goes to member `to`, which [receives](Self::receive) it. Not a call of the whole group: only the two take part,
     /// and what one sends the other must come in the order in which it is received.
     pub fn send(&self, tensor: &Tensor, to: usize) -> Result<Pending> {
+        self.delays.pause();
         let backend = self.between("send", to)?;
         let name = format!("send to member {to}");
         let lost = |error: torch::Error| self.member.lost(&name, &error);
@@ -187,6 +191,7 @@ impl Group {
 
     /// `tensor` becomes what member `from` [sends](Self::send).
     pub fn receive(&self, tensor: &Tensor, from: usize) -> Result<Pending> {
+        self.delays.pause();
         let backend = self.between("receive", from)?;
         let name = format!("receive from member {from}");
         let lost = |error: torch::Error| self.member.lost(&name, &error);
@@ -235,6 +240,7 @@ impl Group {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let name = format!("{} {number}", CALLS[note[0] as usize]);
         let Some(backend) = &self.backend else { return Ok(self.pending(&name, None, None)) };
+        self.delays.pause();
         self.trace.note(CALLS[note[0] as usize], self.size(), bytes(input));
         let backend = backend.lock().unwrap_or_else(PoisonError::into_inner);
         if self.checked.load(Ordering::Relaxed) {

@@ -3,6 +3,7 @@
 //! libtorch's c10d does the work (Gloo between CPUs); this crate knows who the ranks are, checks what they ask for, and
 //! says which rank saw what fail. It knows no parameter, layer or model.
 
+mod delay;
 mod error;
 mod group;
 pub mod testing;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use spec::{Launch, Meeting};
 use torch::distributed::Store;
 
-use crate::World;
+use crate::{World, delay};
 
 /// Runs `body` on `count` ranks at once and returns what each gave, by rank. A panic of one is a panic here.
 pub fn ranks<T: Send>(count: usize, timeout: Duration, body: impl Fn(&World) -> T + Sync) -> Vec<T> {
@@ -14,6 +14,12 @@ pub fn ranks<T: Send>(count: usize, timeout: Duration, body: impl Fn(&World) -> 
         let world = World::join(launch, timeout, tch::Device::Cpu).expect("the ranks meet");
         body(&world)
     })
+}
+
+/// As [`launches`], ranks that pause before half of their calls for a random time below `longest`: the same one for the same
+/// `seed`.
+pub fn delayed<T: Send>(count: usize, seed: u64, longest: Duration, body: impl Fn(&Launch) -> T + Sync) -> Vec<T> {
+    launches(count, |launch| delay::during(seed, longest, || body(launch)))
 }
 
 /// As [`ranks`], for programs that join by themselves.

@@ -9,6 +9,7 @@ use spec::{Launch, counted};
 use tch::Device;
 use torch::distributed::{self, Store};
 
+use crate::delay::Delays;
 use crate::error::{Error, Result};
 use crate::group::{Group, Member};
 use crate::trace::Trace;
@@ -20,6 +21,7 @@ pub struct World {
     timeout: Duration,
     groups: Mutex<BTreeMap<Vec<usize>, Arc<Group>>>,
     trace: Arc<Trace>,
+    delays: Arc<Delays>,
 }
 
 struct Meeting {
@@ -41,6 +43,7 @@ impl World {
             timeout: Duration::MAX,
             groups: Mutex::default(),
             trace: Arc::default(),
+            delays: Arc::default(),
         }
     }
 
@@ -76,7 +79,8 @@ impl World {
         }
         let address = own_address(&place.host, place.port);
         let meeting = Some(Meeting { _root: root, store, address, gpus });
-        Ok(Self { launch: launch.clone(), meeting, timeout, groups: Mutex::default(), trace: Arc::default() })
+        let delays = Arc::new(Delays::asked(launch.rank));
+        Ok(Self { launch: launch.clone(), meeting, timeout, groups: Mutex::default(), trace: Arc::default(), delays })
     }
 
     /// This rank, from 0.
@@ -125,7 +129,8 @@ impl World {
                 Some(made.map_err(|error| member.lost("joining a group", &error))?)
             }
         };
-        let group = Arc::new(Group::new(member, backend, self.timeout, Arc::clone(&self.trace)));
+        let group =
+            Arc::new(Group::new(member, backend, self.timeout, Arc::clone(&self.trace), Arc::clone(&self.delays)));
         groups.insert(ranks.to_vec(), Arc::clone(&group));
         Ok(group)
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use half::{bf16, f16};
 use models::{ModelFolder, TextInput, family_of};
@@ -126,8 +127,19 @@ impl World {
 
     /// Runs the stage as `ranks` ranks, threads of this process; what the first of them gave, after all agree.
     pub(super) fn run_ranks(&self, name: &str, ranks: usize, over: &Value) -> Result<Outcome, Failure> {
-        let mut ended =
-            comm::testing::launches(ranks, |launch| crate::trainer::run(&self.work(name, over, false), launch));
+        Self::agreed(comm::testing::launches(ranks, |launch| {
+            crate::trainer::run(&self.work(name, over, false), launch)
+        }))
+    }
+
+    /// As [`World::run_ranks`], every rank pausing at random, as `seed` says, before it calls the others.
+    pub(super) fn run_delayed(&self, name: &str, ranks: usize, seed: u64, over: &Value) -> Result<Outcome, Failure> {
+        let longest = Duration::from_millis(4);
+        let run = |launch: &spec::Launch| crate::trainer::run(&self.work(name, over, false), launch);
+        Self::agreed(comm::testing::delayed(ranks, seed, longest, run))
+    }
+
+    fn agreed(mut ended: Vec<Result<Outcome, Failure>>) -> Result<Outcome, Failure> {
         let (ok, all) = (ended.iter().filter(|ended| ended.is_ok()).count(), ended.len());
         assert!(ok == 0 || ok == all, "{ended:?}");
         ended.swap_remove(0)
