@@ -178,11 +178,11 @@ fn course(options: Options, batches: usize) -> String {
     // Each rank's stretch of a unit goes to the other one: two calls. What is gathered first is the root.
     let gathers: Vec<usize> = calls.iter().filter(|call| call.name == "broadcast").map(|call| call.bytes).collect();
     let mut sizes: Vec<usize> = Vec::new();
-    gathers.iter().for_each(|bytes| {
-        if !sizes.contains(bytes) {
-            sizes.push(*bytes)
+    for bytes in gathers {
+        if !sizes.contains(&bytes) {
+            sizes.push(bytes);
         }
-    });
+    }
     assert_eq!(sizes.len(), 3, "the root and two kinds of blocks");
     let of = |bytes: usize| ["o", "d", "s"][sizes.iter().position(|size| *size == bytes).unwrap()];
     let (mut told, mut halves) = (Vec::new(), 0);
