@@ -230,7 +230,7 @@ fn the_best_checkpoint_is_kept_and_named() {
     let world = World::new(&[(SQUARE, 8)]);
     // A rate that makes it worse after a while.
     let over = |best: &str| {
-        json!({"validation": {"count": 2, "every_steps": 1}, "optimizer": {"lr": 0.1},
+        json!({"validation": {"count": 2, "every_steps": 1}, "optimizer": {"lr": 1.0},
             "step_scheduler": {"max_steps": 6, "ckpt_every_steps": 1},
             "checkpoint": {"max_recent_checkpoints": 1, "best_metric_key": best}})
     };
