@@ -31,6 +31,17 @@ pub fn bytes(tensor: &Tensor) -> Result<&[u8]> {
     }
 }
 
+/// A copy in page-locked memory if `device` is a GPU, from where it goes there while the CPU goes on; else the tensor itself.
+pub fn pinned(tensor: &Tensor, device: Device) -> Result<Tensor> {
+    Ok(if device.is_cuda() { tensor.f_pin_memory(device)? } else { tensor.shallow_clone() })
+}
+
+/// The tensor on `device`. Work that is queued there later sees its values; from [`pinned`] memory nobody waits for the copy, and
+/// libtorch keeps that memory until it is done.
+pub fn upload(tensor: &Tensor, device: Device) -> Result<Tensor> {
+    Ok(tensor.f_to_device_(device, tensor.kind(), device.is_cuda(), false)?)
+}
+
 fn length(tensor: &Tensor) -> usize {
     tensor.numel() * tensor.kind().elt_size_in_bytes()
 }

@@ -21,6 +21,8 @@ pub(crate) struct Recipe {
     pub(crate) family: &'static dyn Family,
     /// Kind the text conditions are kept in.
     pub(crate) compute: Kind,
+    /// Where batches are to go.
+    pub(crate) device: Device,
 }
 
 /// Samples of one bucket, drawn for one step.
@@ -91,7 +93,14 @@ impl Recipe {
         let texts = texts.collect::<Result<Vec<_>, _>>()?;
         let texts: Vec<_> = texts.iter().collect();
         let conditions = self.family.conditions(&texts, dataset.max_tokens(), Device::Cpu, self.compute);
-        let conditions = conditions.map_err(Failure::from_diagnostic)?;
-        Ok(Batch { draws, clean, noise: Tensor::stack(&noise, 0), conditions, stands_in: false })
+        let conditions = conditions.map_err(Failure::from_diagnostic)?.into_iter();
+        let ready = |tensor: &Tensor| torch::host::pinned(tensor, self.device).map_err(Failure::from_diagnostic);
+        Ok(Batch {
+            draws,
+            clean: ready(&clean)?,
+            noise: ready(&Tensor::stack(&noise, 0))?,
+            conditions: conditions.map(|(name, tensor)| Ok((name, ready(&tensor)?))).collect::<Result<_, Failure>>()?,
+            stands_in: false,
+        })
     }
 }

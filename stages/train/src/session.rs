@@ -84,7 +84,7 @@ impl Session {
 
     /// The velocity at `latents` (f32 `[B, ...]`) and `sigma` (f32 `[B]`), in the compute kind.
     pub(crate) fn velocity(&self, latents: Tensor, sigma: &Tensor, conditions: &Conditions) -> Result<Tensor, Failure> {
-        let inputs = self.inputs(latents, sigma, conditions);
+        let inputs = self.inputs(latents, sigma, conditions)?;
         self.transformer.forward(&inputs, self.recompute).map_err(|error| self.failure(error))
     }
 
@@ -96,21 +96,22 @@ impl Session {
         sigma: &Tensor,
         conditions: &Conditions,
     ) -> Result<(Option<Tensor>, Flight), Failure> {
-        let inputs = self.inputs(latents, sigma, conditions);
+        let inputs = self.inputs(latents, sigma, conditions)?;
         let run = self.spread.forward(self.transformer.as_ref(), &inputs, self.recompute);
         run.map_err(|error| self.failure(error))
     }
 
-    fn inputs(&self, latents: Tensor, sigma: &Tensor, conditions: &Conditions) -> Inputs {
-        let to_device = |(name, tensor): (&String, &Tensor)| (name.clone(), tensor.to_device(self.device));
+    fn inputs(&self, latents: Tensor, sigma: &Tensor, conditions: &Conditions) -> Result<Inputs, Failure> {
+        let upload = |(name, tensor): (&String, &Tensor)| Ok((name.clone(), torch::host::upload(tensor, self.device)?));
+        let conditions = conditions.iter().map(upload).collect::<torch::Result<_>>();
         let guidance = self.guidance.map(|scale| Tensor::full([latents.size()[0]], scale, (Kind::Float, self.device)));
-        Inputs {
+        Ok(Inputs {
             latents,
             sigma: sigma.shallow_clone(),
-            conditions: conditions.iter().map(to_device).collect(),
+            conditions: conditions.map_err(Failure::from_diagnostic)?,
             guidance,
             compute: self.compute,
-        }
+        })
     }
 
     /// A failure between ranks, or of a backward behind which there is one.

@@ -66,7 +66,7 @@ impl<'s> Accumulation<'s> {
         let session = &*self.session;
         let masks: Vec<u64> = batch.draws.iter().map(|draw| draw.mask).collect();
         session.parameters.set_dropout_keys(Some(&masks));
-        let drawn = Drawn::of(session, batch);
+        let drawn = Drawn::of(session, batch)?;
         let (velocity, flight) = session.forward(drawn.noisy(), &drawn.sigma, &batch.conditions)?;
         let losses = velocity.map(|velocity| drawn.losses(&velocity));
         // A stand-in only keeps step with the other ranks; ranks that each end up with a sample's loss count once together.
@@ -152,7 +152,7 @@ impl<'s> Accumulation<'s> {
 
 /// Weighted loss of every sample: f32 `[B]`, on the device, with its graph.
 pub(crate) fn sample_losses(session: &Session, batch: &Batch) -> Result<Tensor, Failure> {
-    let drawn = Drawn::of(session, batch);
+    let drawn = Drawn::of(session, batch)?;
     Ok(drawn.losses(&session.velocity(drawn.noisy(), &drawn.sigma, &batch.conditions)?))
 }
 
@@ -166,13 +166,14 @@ struct Drawn {
 }
 
 impl Drawn {
-    fn of(session: &Session, batch: &Batch) -> Self {
+    fn of(session: &Session, batch: &Batch) -> Result<Self, Failure> {
+        let upload = |tensor: &Tensor| torch::host::upload(tensor, session.device).map_err(Failure::from_diagnostic);
         let column = |value: fn(&Draw) -> f32| {
             let values: Vec<f32> = batch.draws.iter().map(value).collect();
-            Tensor::from_slice(&values).to_device(session.device)
+            upload(&Tensor::from_slice(&values))
         };
-        let (clean, noise) = (batch.clean.to_device(session.device), batch.noise.to_device(session.device));
-        Self { clean, noise, sigma: column(|draw| draw.sigma), weight: column(|draw| draw.weight) }
+        let (sigma, weight) = (column(|draw| draw.sigma)?, column(|draw| draw.weight)?);
+        Ok(Self { clean: upload(&batch.clean)?, noise: upload(&batch.noise)?, sigma, weight })
     }
 
     fn noisy(&self) -> Tensor {

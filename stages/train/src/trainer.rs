@@ -180,6 +180,7 @@ impl<'a> Run<'a> {
             dropout: config.flow_matching.cfg_dropout_prob,
             family: session.family,
             compute: session.compute,
+            device: session.device,
         };
         let prepare = |samples| Preview::prepare(samples, session, dataset.max_tokens());
         let preview = config.samples.as_ref().map(prepare).transpose()?;
