@@ -5,6 +5,7 @@
 
 use std::ops::ControlFlow;
 
+use nn::Recompute;
 use nn::transformer::{Conditions, Inputs, Transformer};
 use tch::{Kind, Tensor, no_grad};
 
@@ -51,7 +52,7 @@ pub fn sample(
                 guidance: guidance.distilled.map(|g| Tensor::full([batch], f64::from(g), (Kind::Float, device))),
                 compute,
             };
-            model.forward(&inputs, false)
+            model.forward(&inputs, Recompute::default())
         };
         let next = no_grad(|| -> Result<Tensor> {
             let mut velocity = predict(guidance.positive, &latents)?;

@@ -71,7 +71,7 @@ fn main() {
     let recompute = number("recompute", 0) != 0;
     timed("step: loss", steps, || {
         torch::autograd::clear_gradients(&leaves).unwrap();
-        let prediction = model.forward(&inputs, recompute).unwrap().to_kind(Kind::Float);
+        let prediction = model.forward(&inputs, recompute.into()).unwrap().to_kind(Kind::Float);
         let loss = prediction.mse_loss(&target, tch::Reduction::Mean);
         loss.backward();
         loss.double_value(&[])

@@ -143,6 +143,8 @@ fn keeps(kept: &BTreeSet<String>, name: &str) -> bool {
 struct Split {
     part: Part,
     compute: Kind,
+    /// Where parts lie.
+    device: Device,
 }
 
 /// A place in the tree of modules; cheap to clone, all clones feed the same [`Parameters`].
@@ -194,7 +196,16 @@ impl Builder {
     pub fn split(self, part: Part, compute: Kind) -> Self {
         {
             let mut shared = self.shared.borrow_mut();
-            shared.split = Some(Split { part, compute });
+            shared.split = Some(Split { part, compute, device: shared.options.device });
+        }
+        self
+    }
+
+    /// What is held of a [split](Self::split) build lies in host memory, which a GPU can read by itself, wherever layers compute.
+    #[must_use]
+    pub fn held_in_host_memory(self) -> Self {
+        if let Some(split) = &mut self.shared.borrow_mut().split {
+            split.device = Device::Cpu;
         }
         self
     }
@@ -281,7 +292,14 @@ impl Builder {
         let BuildOptions { device, storage, trainable, ref adapter } = shared.options;
         let trained = trainable && adapter.is_none();
         let storage = if self.wide { Kind::Float } else { storage };
-        let placed = |tensor: Tensor| tch::no_grad(|| tensor.f_to_device(device)?.f_to_kind(storage));
+        let home = shared.split.map_or(device, |split| split.device);
+        let placed = |tensor: Tensor| {
+            tch::no_grad(|| {
+                let placed = tensor.f_to_device(home)?.f_to_kind(storage)?;
+                // Where a GPU fetches it from.
+                if home == device { Ok(placed) } else { placed.f_pin_memory(device) }
+            })
+        };
         let held = match &shared.source {
             Source::Weights(weights) => placed(weights.share(&name, &share)?)?,
             Source::Random(seed) => placed(share.of(&init.values(*seed, &name, share.whole_shape())?)?)?,

@@ -1,10 +1,17 @@
 //! AdamW over named parameters, and clipping by the global norm.
 
+use std::collections::BTreeMap;
+
 use tch::{Kind, Tensor};
 
 use crate::builder::Named;
 use crate::error::{Error, Result, some_of};
+use crate::moment::{Moment, Order};
+use crate::rng::Stream;
+use crate::share::Share;
 use crate::weights::Weights;
+
+pub use crate::moment::Keeping;
 
 /// Settings of AdamW that stay the same over a run; defaults are those of `torch.optim.AdamW`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,19 +30,33 @@ impl Default for Settings {
     }
 }
 
-/// AdamW with f32 state. As in PyTorch, a parameter's state begins with its first gradient, and a step passes over
-/// parameters without one.
+/// How state is kept. Numbers of a narrow state are functions of (seed, name, step, element).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Kept {
+    /// Means of gradients.
+    pub exp_avg: Keeping,
+    /// Means of their squares.
+    pub exp_avg_sq: Keeping,
+    /// Of the rounding of narrow kinds.
+    pub seed: u64,
+}
+
+/// AdamW with state in f32, or as told by [`kept`](Self::kept). As in PyTorch, a parameter's state begins with its first gradient,
+/// and a step passes over parameters without one.
 #[derive(Debug)]
 pub struct AdamW {
     settings: Settings,
+    kept: Kept,
     parameters: Vec<Named>,
+    /// What each of them is of a tensor.
+    shares: Vec<Share>,
     moments: Vec<Option<Moments>>,
 }
 
 #[derive(Debug)]
 struct Moments {
-    mean: Tensor,
-    variance: Tensor,
+    mean: Moment,
+    variance: Moment,
     /// Steps taken, an f32 scalar where the parameter is.
     step: Tensor,
 }
@@ -51,7 +72,20 @@ impl AdamW {
             )));
         }
         let moments = parameters.iter().map(|_| None).collect();
-        Ok(Self { settings, parameters, moments })
+        let shares = parameters.iter().map(|named| Share::whole(&named.tensor.size())).collect();
+        Ok(Self { settings, kept: Kept::default(), parameters, shares, moments })
+    }
+
+    /// Keeps state so; before the first step. `shares`: what is held of parameters that are not whole.
+    pub fn kept(mut self, kept: Kept, shares: &BTreeMap<String, Share>) -> Result<Self> {
+        for (named, own) in self.parameters.iter().zip(&mut self.shares) {
+            if let Some(share) = shares.get(&named.name) {
+                own.clone_from(share);
+            }
+            kept.exp_avg.check(&named.name, own)?;
+            kept.exp_avg_sq.check(&named.name, own)?;
+        }
+        Ok(Self { kept, ..self })
     }
 
     /// What is trained.
@@ -61,22 +95,27 @@ impl AdamW {
 
     /// Moves every parameter that has a gradient.
     pub fn step(&mut self, lr: f64) -> Result<()> {
+        let Settings { betas, weight_decay, eps } = self.settings;
+        let step = torch::ops::AdamW { lr, betas, weight_decay, eps };
         let mut lists: [Vec<Tensor>; 5] = Default::default();
-        for (named, moments) in self.parameters.iter().zip(&mut self.moments) {
+        let all = self.parameters.iter().zip(&self.shares).zip(&mut self.moments);
+        for ((named, share), moments) in all {
             let gradient = named.tensor.grad();
             if !gradient.defined() {
                 continue;
             }
             let moments = match moments {
                 Some(moments) => moments,
-                None => moments.insert(Moments::zero(&named.tensor)?),
+                None => moments.insert(Moments::zero(self.kept, &named.tensor, share)?),
             };
-            let now = [&named.tensor, &gradient, &moments.mean, &moments.variance, &moments.step];
+            let (Some(mean), Some(variance)) = (moments.mean.in_f32(), moments.variance.in_f32()) else {
+                tch::no_grad(|| moments.step_narrow(step, named, &gradient, share, self.kept.seed))?;
+                continue;
+            };
+            let now = [&named.tensor, &gradient, mean, variance, &moments.step];
             lists.iter_mut().zip(now).for_each(|(list, tensor)| list.push(tensor.shallow_clone()));
         }
         let [parameters, gradients, means, variances, steps] = &lists;
-        let Settings { betas, weight_decay, eps } = self.settings;
-        let step = torch::ops::AdamW { lr, betas, weight_decay, eps };
         Ok(torch::ops::fused_adamw(step, parameters, gradients, means, variances, steps)?)
     }
 
@@ -91,7 +130,8 @@ impl AdamW {
         Ok(torch::autograd::clear_gradients(&tensors)?)
     }
 
-    /// `{name}.exp_avg`, `{name}.exp_avg_sq` and `{name}.step` of every parameter that ever had a gradient.
+    /// `{name}.exp_avg`, `{name}.exp_avg_sq` and `{name}.step` of every parameter that ever had a gradient; of 8-bit moments
+    /// the codes, and `{name}.exp_avg_scale`, `{name}.exp_avg_sq_scale`.
     pub fn state(&self) -> Vec<Named> {
         let begun = self
             .parameters
@@ -100,34 +140,37 @@ impl AdamW {
             .filter_map(|(named, moments)| Some((&named.name, moments.as_ref()?)));
         begun
             .flat_map(|(name, moments)| {
-                let Moments { mean, variance, step } = moments;
-                SUFFIXES.iter().zip([mean, variance, step]).map(move |(suffix, tensor)| Named {
-                    name: format!("{name}.{suffix}"),
-                    tensor: tensor.shallow_clone(),
-                })
+                let step = ("step", moments.step.shallow_clone());
+                let all = moments.mean.state().into_iter().chain(moments.variance.state()).chain([step]);
+                all.map(move |(suffix, tensor)| Named { name: format!("{name}.{suffix}"), tensor })
             })
             .collect()
     }
 
-    /// Takes up a saved [`state`](Self::state). Parameters absent from it begin anew; a tensor for no parameter is an error.
+    /// Bytes of the state that this holds, once all parameters have had a gradient.
+    pub fn state_bytes(&self) -> usize {
+        let of = |(named, share): (&Named, &Share)| {
+            let (held, whole) = (named.tensor.numel(), share.whole_shape().iter().product::<i64>() as usize);
+            self.kept.exp_avg.bytes(held, whole) + self.kept.exp_avg_sq.bytes(held, whole) + size_of::<f32>()
+        };
+        self.parameters.iter().zip(&self.shares).map(of).sum()
+    }
+
+    /// Takes up a saved [`state`](Self::state), whatever it was kept as. Parameters absent from it begin anew; a tensor for no
+    /// parameter is an error.
     pub fn load_state(&mut self, saved: &Weights) -> Result<()> {
         let mut taken = 0;
-        for (named, moments) in self.parameters.iter().zip(&mut self.moments) {
+        for ((named, share), moments) in self.parameters.iter().zip(&self.shares).zip(&mut self.moments) {
             let keys = SUFFIXES.map(|suffix| format!("{}.{suffix}", named.name));
             if keys.iter().all(|key| saved.shape(key).is_none()) {
                 *moments = None;
                 continue;
             }
-            let shape = named.tensor.size();
-            let device = named.tensor.device();
-            let read =
-                |key: &str, shape: &[i64]| Ok::<_, Error>(saved.tensor_of_shape(key, shape)?.f_to_device(device)?);
-            *moments = Some(Moments {
-                mean: read(&keys[0], &shape)?,
-                variance: read(&keys[1], &shape)?,
-                step: read(&keys[2], &[])?,
-            });
-            taken += keys.len();
+            let mut own = Moments::zero(self.kept, &named.tensor, share)?;
+            let step = format!("{}.step", named.name);
+            own.step = saved.tensor_of_shape(&step, &[])?.f_to_device(named.tensor.device())?;
+            taken += 1 + own.mean.load(saved, &named.name)? + own.variance.load(saved, &named.name)?;
+            *moments = Some(own);
         }
         let expected = |name: &&str| {
             self.parameters.iter().any(|named| {
@@ -144,14 +187,67 @@ impl AdamW {
     }
 }
 
-/// What the names of a parameter's state end in, after a dot.
-pub const SUFFIXES: [&str; 3] = ["exp_avg", "exp_avg_sq", "step"];
+/// What the names of a parameter's state may end in, after a dot.
+pub const SUFFIXES: [&str; 5] = ["exp_avg", "exp_avg_sq", "step", "exp_avg_scale", "exp_avg_sq_scale"];
+
+/// Shape of what is kept under `suffix` for a parameter of `shape`: a number for each element, for each block, or one.
+pub fn state_shape(suffix: &str, shape: &[i64]) -> Vec<i64> {
+    match suffix {
+        "step" => Vec::new(),
+        "exp_avg_scale" | "exp_avg_sq_scale" => Share::whole(shape).blocks().map_or(Vec::new(), |share| share.shape()),
+        _ => shape.to_vec(),
+    }
+}
+
+/// What is held under `suffix` where `share` of the parameter is.
+pub fn state_share(suffix: &str, share: &Share) -> Result<Share> {
+    match suffix {
+        "exp_avg_scale" | "exp_avg_sq_scale" => share.blocks(),
+        _ => Ok(share.clone()),
+    }
+}
+
+/// Elements that a narrow state is widened for at a time: whole blocks.
+const WIDENED: i64 = 1 << 20;
 
 impl Moments {
-    fn zero(parameter: &Tensor) -> Result<Self> {
-        let zeros = || parameter.f_zeros_like().and_then(|tensor| tensor.f_set_requires_grad(false));
-        let step = Tensor::f_zeros([], (Kind::Float, parameter.device()))?;
-        Ok(Self { mean: zeros()?, variance: zeros()?, step })
+    fn zero(kept: Kept, parameter: &Tensor, share: &Share) -> Result<Self> {
+        let mean = Moment::zero(Order::First, kept.exp_avg, parameter, share)?;
+        let variance = Moment::zero(Order::Second, kept.exp_avg_sq, parameter, share)?;
+        Ok(Self { mean, variance, step: Tensor::f_zeros([], (Kind::Float, parameter.device()))? })
+    }
+
+    /// A step in f32 on some elements after the others, rounded again at once.
+    fn step_narrow(
+        &mut self,
+        step: torch::ops::AdamW,
+        parameter: &Named,
+        gradient: &Tensor,
+        share: &Share,
+        seed: u64,
+    ) -> Result<()> {
+        let taken = f64::try_from(&self.step)? as u64;
+        let stream = Stream::new(seed, &["optimizer state".into(), (&parameter.name).into(), taken.into()]);
+        let (weights, gradient) = (parameter.tensor.f_detach()?.f_view([-1])?, gradient.f_reshape([-1])?);
+        let total = weights.size()[0];
+        let mut first = 0;
+        while first < total {
+            let range = first..(first + WIDENED).min(total);
+            first = range.end;
+            let some = |tensor: &Tensor| tensor.f_narrow(0, range.start, range.end - range.start);
+            let (mean, variance) = (self.mean.open(&range)?, self.variance.open(&range)?);
+            let count = self.step.copy();
+            let lists = [some(&weights)?, some(&gradient)?, mean.shallow_clone(), variance.shallow_clone(), count];
+            let [weights, gradients, means, variances, counts] = lists.each_ref().map(std::slice::from_ref);
+            torch::ops::fused_adamw(step, weights, gradients, means, variances, counts)?;
+            // One draw for both, 16 bits each.
+            let bits = stream.bits_at(&share.places(range.clone(), mean.device())?)?;
+            self.mean.close(&range, &mean, &bits.f_bitwise_and(0xFFFF)?)?;
+            let upper = bits.f_bitwise_right_shift_tensor_scalar(16)?.f_bitwise_and(0xFFFF)?;
+            self.variance.close(&range, &variance, &upper)?;
+        }
+        let _ = self.step.f_add_scalar_(1)?;
+        Ok(())
     }
 }
 

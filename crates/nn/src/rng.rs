@@ -3,6 +3,10 @@
 //! Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): no state beyond a counter, so any
 //! rank, resume or batch split draws the same numbers. Knows nothing about samples, epochs or steps.
 
+use tch::{Device, Kind, Tensor};
+
+use crate::error::Result;
+
 /// One word of a stream's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Word<'a> {
@@ -64,13 +68,59 @@ impl Stream {
     /// 32 uniform bits.
     pub fn bits32(&mut self) -> u32 {
         if self.taken == self.block.len() {
-            let [high0, high1] = self.high;
-            self.block = philox4x32_10([self.blocks as u32, (self.blocks >> 32) as u32, high0, high1], self.key);
+            self.block = self.at(self.blocks);
             self.blocks += 1;
             self.taken = 0;
         }
         self.taken += 1;
         self.block[self.taken - 1]
+    }
+
+    /// 32 uniform bits for each place `[n]` i64, 0 or more, i32 `[n]` on the same device: the number that [`bits32`](Self::bits32)
+    /// of a new stream gives there.
+    pub fn bits_at(&self, places: &Tensor) -> Result<Tensor> {
+        if places.device() == Device::Cpu { self.bits_at_host(places) } else { self.bits_at_device(places) }
+    }
+
+    fn bits_at_host(&self, places: &Tensor) -> Result<Tensor> {
+        let places = Vec::<i64>::try_from(places)?;
+        let mut last = (u64::MAX, [0; 4]);
+        let bits = places.iter().map(|place| {
+            let place = *place as u64;
+            if last.0 != place / 4 {
+                last = (place / 4, self.at(place / 4));
+            }
+            last.1[(place % 4) as usize] as i32
+        });
+        Ok(Tensor::f_from_slice(&bits.collect::<Vec<_>>())?)
+    }
+
+    /// The same by operators on tensors: i64 multiplies modulo 2^64, which keeps all bits of a product of two words.
+    fn bits_at_device(&self, places: &Tensor) -> Result<Tensor> {
+        const WORD: i64 = 0xFFFF_FFFF;
+        let low = |x: &Tensor| x.f_bitwise_and(WORD);
+        let high = |x: &Tensor| x.f_bitwise_right_shift_tensor_scalar(32)?.f_bitwise_and(WORD);
+        let blocks = places.f_bitwise_right_shift_tensor_scalar(2)?;
+        let word = |word: u32| blocks.f_full_like(i64::from(word));
+        let mut counter = [low(&blocks)?, high(&blocks)?, word(self.high[0])?, word(self.high[1])?];
+        let mut key = self.key;
+        for _ in 0..10 {
+            let (a, b) = (counter[0].f_mul_scalar(MULTIPLIERS[0])?, counter[2].f_mul_scalar(MULTIPLIERS[1])?);
+            let keyed = |high: Tensor, other: &Tensor, key: u32| {
+                high.f_bitwise_xor_tensor(other)?.f_bitwise_xor(i64::from(key))
+            };
+            counter =
+                [keyed(high(&b)?, &counter[1], key[0])?, low(&b)?, keyed(high(&a)?, &counter[3], key[1])?, low(&a)?];
+            key = next_key(key);
+        }
+        let lanes = Tensor::f_stack(&counter, -1)?;
+        let bits = lanes.f_gather(-1, &places.f_bitwise_and(3)?.f_unsqueeze(-1)?, false)?;
+        Ok(bits.f_squeeze_dim(-1)?.f_to_kind(Kind::Int)?)
+    }
+
+    fn at(&self, block: u64) -> [u32; 4] {
+        let [high0, high1] = self.high;
+        philox4x32_10([block as u32, (block >> 32) as u32, high0, high1], self.key)
     }
 
     /// 64 uniform bits.
@@ -141,12 +191,18 @@ fn philox4x32_10(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
         ((wide >> 32) as u32, wide as u32)
     };
     for _ in 0..10 {
-        let (high0, low0) = product(0xD251_1F53, counter[0]);
-        let (high1, low1) = product(0xCD9E_8D57, counter[2]);
+        let (high0, low0) = product(MULTIPLIERS[0] as u32, counter[0]);
+        let (high1, low1) = product(MULTIPLIERS[1] as u32, counter[2]);
         counter = [high1 ^ counter[1] ^ key[0], low1, high0 ^ counter[3] ^ key[1], low0];
-        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+        key = next_key(key);
     }
     counter
+}
+
+const MULTIPLIERS: [i64; 2] = [0xD251_1F53, 0xCD9E_8D57];
+
+fn next_key(key: [u32; 2]) -> [u32; 2] {
+    [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)]
 }
 
 #[cfg(test)]

@@ -64,6 +64,23 @@ fn bounded_numbers_are_even() {
 }
 
 proptest! {
+    /// The numbers at places are those of the sequence, whichever way they are computed.
+    #[test]
+    fn numbers_at_places_are_those_of_the_sequence(seed: u64, mut places in prop::collection::vec(0i64..5000, 1..40)) {
+        let mut stream = Stream::new(seed, &["places".into()]);
+        let sequence: Vec<i32> = (0..5000).map(|_| stream.bits32() as i32).collect();
+        let stream = Stream::new(seed, &["places".into()]);
+        let expected: Vec<i32> = places.iter().map(|place| sequence[*place as usize]).collect();
+        let read = |bits: Result<Tensor>| Vec::<i32>::try_from(bits.unwrap()).unwrap();
+        let tensor = Tensor::from_slice(&places);
+        prop_assert_eq!(read(stream.bits_at(&tensor)), expected.clone());
+        prop_assert_eq!(read(stream.bits_at_device(&tensor)), expected);
+        // And beyond 32 bits of blocks.
+        places.iter_mut().for_each(|place| *place += 1 << 36);
+        let tensor = Tensor::from_slice(&places);
+        prop_assert_eq!(read(stream.bits_at(&tensor)), read(stream.bits_at_device(&tensor)));
+    }
+
     #[test]
     fn a_longer_draw_begins_like_a_shorter_one(seed: u64, short in 0usize..40, more in 0usize..40) {
         let long = Stream::new(seed, &[]).normals(short + more);

@@ -3,10 +3,10 @@
 
 use std::ops::Range;
 
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
-use crate::part::Part;
+use crate::part::{BLOCK, Part};
 
 /// What is held of one tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub struct Share {
     whole: Vec<i64>,
     cut: Option<Cut>,
     run: Option<Part>,
+    /// Whether its elements stand for blocks of another tensor's.
+    of_blocks: bool,
 }
 
 /// Along `dim`, `part` of each segment; what is held of the segments lies end to end.
@@ -36,7 +38,7 @@ pub struct Run {
 impl Share {
     /// All of a tensor of this shape.
     pub fn whole(shape: &[i64]) -> Self {
-        Self { whole: shape.to_vec(), cut: None, run: None }
+        Self { whole: shape.to_vec(), cut: None, run: None, of_blocks: false }
     }
 
     /// `part` of each of the `segments` of `dim`, which sum to its length. Each must divide by the number of parts.
@@ -48,7 +50,7 @@ impl Share {
             return Err(Error::Invalid(format!("segments {segments:?} do not make dim {dim} of {shape:?}")));
         }
         let cut = Cut { dim, segments: segments.to_vec(), part };
-        Ok(Self { whole: shape.to_vec(), cut: Some(cut), run: None })
+        Ok(Self { whole: shape.to_vec(), cut: Some(cut), run: None, of_blocks: false })
     }
 
     /// Of this, only `part`, flat.
@@ -88,7 +90,59 @@ impl Share {
     /// The elements of the cut that are held.
     fn range(&self) -> Range<usize> {
         let total = self.shape().iter().product::<i64>() as usize;
-        self.run.map_or(0..total, |part| part.range(total))
+        match self.run {
+            None => 0..total,
+            Some(part) if self.of_blocks => part.range_of_units(total),
+            Some(part) => part.range(total),
+        }
+    }
+
+    /// What is held of one number for each block of [`BLOCK`] elements of the whole, in row-major order, the last one perhaps
+    /// short. Fails where a block is divided.
+    pub(crate) fn blocks(&self) -> Result<Self> {
+        let divided =
+            |count: i64, shares: usize| Error::Indivisible { what: "blocks of 256".to_owned(), count, shares };
+        let block = BLOCK as i64;
+        let count = (self.whole.iter().product::<i64>() as usize).div_ceil(BLOCK) as i64;
+        let cut = match &self.cut {
+            None => None,
+            Some(Cut { dim, segments, part }) => {
+                let outer: i64 = self.whole[..*dim].iter().product();
+                let inner: i64 = self.whole[dim + 1..].iter().product();
+                if let Some(segment) = segments.iter().find(|n| **n / part.count as i64 * inner % block != 0) {
+                    return Err(divided(segment * inner / block, part.count));
+                }
+                let row: Vec<i64> = segments.iter().map(|segment| segment * inner / block).collect();
+                Some(Cut { dim: 0, segments: row.repeat(outer as usize), part: *part })
+            }
+        };
+        let blocks = Self { whole: vec![count], cut, run: self.run, of_blocks: true };
+        let (range, held) = (blocks.range(), self.shape().iter().product::<i64>() as usize);
+        if self.range() != ((range.start * BLOCK).min(held)..(range.end * BLOCK).min(held)) {
+            return Err(divided(count, self.run.map_or(1, |part| part.count)));
+        }
+        Ok(blocks)
+    }
+
+    /// Where some of the elements that are held lie in the whole, i64 `[n]`: those from `range` of what is held.
+    pub(crate) fn places(&self, range: Range<i64>, device: Device) -> Result<Tensor> {
+        let start = self.range().start as i64;
+        let held = Tensor::f_arange_start(start + range.start, start + range.end, (Kind::Int64, device))?;
+        let Some(Cut { dim, segments, part }) = &self.cut else { return Ok(held) };
+        let mut sides: Vec<i64> = Vec::new();
+        let mut from = 0;
+        for segment in segments {
+            let width = segment / part.count as i64;
+            sides.extend((0..width).map(|side| from + width * part.index as i64 + side));
+            from += segment;
+        }
+        let (inner, side): (i64, i64) = (self.whole[dim + 1..].iter().product(), self.whole[*dim]);
+        let row = inner * sides.len() as i64;
+        let within = held.f_remainder(row)?;
+        let sides = Tensor::f_from_slice(&sides)?.f_to_device(device)?;
+        let sides = sides.f_index_select(0, &within.f_floor_divide_scalar(inner)?)?;
+        let rows = held.f_floor_divide_scalar(row)?.f_mul_scalar(side)?.f_add(&sides)?;
+        Ok(rows.f_mul_scalar(inner)?.f_add(&within.f_remainder(inner)?)?)
     }
 
     /// Where the elements that are held lie in the whole, in the order in which they are held.
@@ -148,7 +202,6 @@ impl Share {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
-    use tch::{Device, Kind};
 
     use super::*;
 
@@ -176,6 +229,8 @@ mod tests {
                     let held: Vec<i64> = Vec::try_from(held.reshape([-1])).unwrap();
                     let by_runs: Vec<i64> = share.runs().iter().flat_map(|run| run.first..run.first + run.length).map(|n| n as i64).collect();
                     prop_assert_eq!(&held, &by_runs);
+                    let places = share.places(0..held.len() as i64, Device::Cpu).unwrap();
+                    prop_assert_eq!(&held, &Vec::<i64>::try_from(places).unwrap());
                     seen.extend(held);
                 }
             }
@@ -194,6 +249,47 @@ mod tests {
         assert_eq!(share.shape(), [2, 3]);
         let at = |first, length| Run { first, length };
         assert_eq!(share.runs(), [at(1, 1), at(4, 2), at(7, 1), at(10, 2)]);
+    }
+
+    /// Blocks go with their elements, or the share says that it divides one.
+    #[test]
+    fn blocks_are_held_with_their_elements() {
+        let (mut kept, mut refused) = (0, 0);
+        let shapes =
+            [(vec![40, 512], 1, vec![512]), (vec![96, 200], 0, vec![32, 64]), (vec![3, 1024, 5], 1, vec![512, 512])];
+        for (shape, dim, segments) in shapes {
+            let whole = counted(&shape);
+            let owners: Vec<i64> = Vec::try_from(whole.floor_divide_scalar(BLOCK as i64).reshape([-1])).unwrap();
+            for (cuts, runs) in [(1, 1), (1, 3), (2, 1), (2, 3), (4, 1)] {
+                let mut seen = Vec::new();
+                for cut in Part::all(cuts) {
+                    for run in Part::all(runs) {
+                        let mut share = Share::cut(&shape, dim, &segments, cut).unwrap();
+                        if cuts == 1 {
+                            share = Share::whole(&shape);
+                        }
+                        if runs > 1 {
+                            share = share.run(run);
+                        }
+                        let Ok(blocks) = share.blocks() else {
+                            refused += 1;
+                            continue;
+                        };
+                        let of =
+                            |share: &Share| share.runs().into_iter().flat_map(|run| run.first..run.first + run.length);
+                        let mut expected: Vec<i64> = of(&share).map(|element| owners[element]).collect();
+                        expected.dedup();
+                        let found: Vec<i64> = of(&blocks).map(|block| block as i64).collect();
+                        assert_eq!(found, expected, "{shape:?} {cut:?} {run:?}");
+                        seen.extend(found);
+                        kept += 1;
+                    }
+                }
+                seen.sort_unstable();
+                assert!(seen.is_empty() || seen.len() == whole.numel().div_ceil(BLOCK), "no block is held twice");
+            }
+        }
+        assert!(kept > 20 && refused > 3, "{kept} {refused}");
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use tch::{Kind, Tensor};
 
 use crate::error::Result;
-use crate::remat;
+use crate::remat::{self, Recompute};
 
 /// What conditions a batch, by name (FLUX: `t5` [B, S, D] and `clip_pooled` [B, P]).
 pub type Conditions = BTreeMap<String, Tensor>;
@@ -77,18 +77,18 @@ pub trait Transformer {
     /// The prediction in the latents' layout, in the compute kind.
     fn head(&self, state: State) -> Result<Tensor>;
 
-    /// `embed`, all blocks, `head`. With `recompute`, activations inside blocks are not kept for backward.
-    fn forward(&self, inputs: &Inputs, recompute: bool) -> Result<Tensor> {
+    /// `embed`, all blocks, `head`. Of the blocks that `recompute` covers, activations are not kept for backward.
+    fn forward(&self, inputs: &Inputs, recompute: Recompute) -> Result<Tensor> {
         let mut state = self.embed(inputs)?;
         self.advance(&mut state, recompute)?;
         self.head(state)
     }
 
     /// All blocks, one after the other.
-    fn advance(&self, state: &mut State, recompute: bool) -> Result<()> {
-        for block in self.blocks() {
-            state.stream = if recompute {
-                remat::checkpoint(block, state)?
+    fn advance(&self, state: &mut State, recompute: Recompute) -> Result<()> {
+        for (index, block) in self.blocks().iter().enumerate() {
+            state.stream = if recompute.covers(index) {
+                remat::checkpoint(block, state, recompute.offload)?
             } else {
                 block.forward(&state.stream, &state.shared)?
             };

@@ -2,7 +2,7 @@
 //! `tools/bench/fsdp_step.py`; `tools/bench/flux_step.py FOLDER` or `tools/bench/wan.py FOLDER` makes the folder.
 //!
 //! `cargo run -p parallel --example spread_step -- FOLDER [ranks=2] [threads=1] [mode=fsdp|ddp] [tp=1] [cp=1] [ring=1]
-//! [pp=1] [recompute=0] [size=256|128] [frames=1|17] [batch=2] [text=512] [steps=5] [dtype=float32] [keep=1]`; `batch` is the
+//! [pp=1] [recompute=0|1|2] [offload=0] [size=256|128] [frames=1|17] [batch=2] [text=512] [steps=5] [dtype=float32] [keep=1]`; `batch` is the
 //! global one, `threads` those of each rank; `keep=0` gives freed memory back at once, which costs time. What activations take
 //! shows in a run on one rank with the batch of each.
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring program")]
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use models::testing::{Sample, Size};
 use models::{ModelFolder, family_of};
 use nn::optim::{AdamW, Settings};
-use nn::{BuildOptions, Builder, Weights};
+use nn::{BuildOptions, Builder, Recompute, Weights};
 use parallel::{Frame, Outline, Team};
 use spec::mesh::{Asked, Mesh};
 use spec::{Launch, VARIABLES};
@@ -92,7 +92,7 @@ fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) ->
         team.barrier().unwrap();
         let start = Instant::now();
         optimizer.clear_gradients().unwrap();
-        let recompute = number("recompute", 0) != 0;
+        let recompute = Recompute { every: number("recompute", 0) as usize, offload: number("offload", 0) != 0 };
         let (prediction, flight) = spread.forward(model.as_ref(), &inputs, recompute).unwrap();
         // The mean over the global batch.
         let weight = own as f64 / batch as f64;

@@ -19,25 +19,26 @@ impl Spread {
         let names = self.held_by_any(team, held)?;
         names
             .into_iter()
-            .map(|(name, shape)| self.part_of(by_name.get(name.as_str()).copied(), name, shape, kind))
+            .map(|(name, shape, own)| {
+                self.part_of(by_name.get(name.as_str()).copied(), name, shape, kind.unwrap_or(own))
+            })
             .collect()
     }
 
-    fn part_of(&self, held: Option<&Named>, name: String, shape: Vec<i64>, kind: Option<Kind>) -> Result<PartOf> {
+    fn part_of(&self, held: Option<&Named>, name: String, shape: Vec<i64>, kind: Kind) -> Result<PartOf> {
         let Some(Named { tensor, .. }) = held else {
-            // What is trained, and what is kept for it, is in f32.
-            let (kind, elements) = (kind.unwrap_or(Kind::Float), Tensor::f_zeros([0], (Kind::Float, Device::Cpu))?);
+            let elements = Tensor::f_zeros([0], (Kind::Float, Device::Cpu))?;
             return Ok(PartOf { name, shape, kind, runs: Vec::new(), elements });
         };
         let share = self.share(&name).ok_or_else(|| Error::Unfit(format!("`{name}` is no part of a parameter")))?;
         // A number that does not go by elements is the same for all shares.
         let number = Share::whole(&[]);
         let (share, writes) = match tensor.dim() {
-            0 if !share.whole_shape().is_empty() => (&number, self.leads()),
+            0 if !share.whole_shape().is_empty() => (number, self.leads()),
             _ => (share, self.is_first(&name)),
         };
         let runs = if writes { share.runs() } else { Vec::new() };
-        Ok(PartOf { name, shape, kind: kind.unwrap_or(tensor.kind()), runs, elements: tensor.shallow_clone() })
+        Ok(PartOf { name, shape, kind, runs, elements: tensor.shallow_clone() })
     }
 }
 

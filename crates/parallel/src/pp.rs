@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use comm::{Group, Pending};
-use nn::{Inputs, SharedBlock, State, Transformer};
+use nn::{Inputs, Recompute, SharedBlock, State, Transformer};
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
@@ -95,7 +95,7 @@ impl Pipeline {
         &self,
         model: &dyn Transformer,
         inputs: &Inputs,
-        recompute: bool,
+        recompute: Recompute,
     ) -> nn::Result<(Option<Tensor>, Flight)> {
         let layer = |error| self.trouble.layer(error);
         let mut state = model.embed(inputs)?;
@@ -283,7 +283,7 @@ impl Transformer for Piped {
         self.inner.head(state)
     }
 
-    fn forward(&self, inputs: &Inputs, recompute: bool) -> nn::Result<Tensor> {
+    fn forward(&self, inputs: &Inputs, recompute: Recompute) -> nn::Result<Tensor> {
         let layer = |error| self.pipeline.trouble.layer(error);
         let run = || self.pipeline.forward(self.inner.as_ref(), inputs, recompute);
         let (prediction, _) = tch::no_grad(run)?;

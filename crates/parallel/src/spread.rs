@@ -1,10 +1,10 @@
 //! The order in which techniques are applied to a model, and the one way in which a training step talks to them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use nn::{Builder, Inputs, Named, Parameters, Part, Share, Transformer, block_of};
+use nn::{Builder, Inputs, Named, Parameters, Part, Recompute, Share, Transformer, block_of};
 use spec::mesh::Axis;
 use tch::{Device, Kind, Tensor};
 
@@ -24,6 +24,8 @@ pub struct Frame {
     tokens: Option<Arc<Tokens>>,
     part: Option<Part>,
     options: Options,
+    /// Whether what is held lies in host memory.
+    in_host_memory: bool,
 }
 
 impl Frame {
@@ -31,13 +33,27 @@ impl Frame {
     pub fn new(team: &Team, outline: Outline) -> Result<Self> {
         let (place, stages) = team.place(Axis::Pp);
         let stage = if stages > 1 { Some(outline.stages(stages)?.swap_remove(place)) } else { None };
-        Ok(Self { outline, stage, tokens: Tokens::new(team)?, part: part(team)?, options: Options::default() })
+        Ok(Self {
+            outline,
+            stage,
+            tokens: Tokens::new(team)?,
+            part: part(team)?,
+            options: Options::default(),
+            in_host_memory: false,
+        })
     }
 
     /// With other options of `fsdp`.
     #[must_use]
     pub fn with(self, options: Options) -> Self {
         Self { options, ..self }
+    }
+
+    /// What is held of the weights, with its gradients and optimizer state, lies in host memory, where the optimizer steps; blocks
+    /// come to the device for each use, even on one rank. Adapters stay on the device.
+    #[must_use]
+    pub fn in_host_memory(self) -> Self {
+        Self { part: self.part.or(Some(Part { index: 0, count: 1 })), in_host_memory: true, ..self }
     }
 
     /// Makes `builder` build no more than that; layers compute in `compute`.
@@ -49,6 +65,7 @@ impl Frame {
             builder = builder.only(self.outline.paths(stage.clone()));
         }
         match self.part {
+            Some(part) if self.in_host_memory => builder.split(part, compute).held_in_host_memory(),
             Some(part) => builder.split(part, compute),
             None => builder,
         }
@@ -156,9 +173,15 @@ struct Held {
 }
 
 impl Spread {
-    /// What this rank holds of a trained parameter, or of a number kept for each of its elements (`<name>.exp_avg`).
-    pub fn share(&self, name: &str) -> Option<&Share> {
-        self.held(name).map(|held| &held.share)
+    /// What this rank holds of a trained parameter, or of what is kept for its elements (`<name>.exp_avg`).
+    pub fn share(&self, name: &str) -> Option<Share> {
+        let share = &self.held(name)?.share;
+        match name.rsplit_once('.') {
+            Some((parameter, suffix)) if !self.held.contains_key(name) && self.held.contains_key(parameter) => {
+                nn::optim::state_share(suffix, share).ok()
+            }
+            _ => Some(share.clone()),
+        }
     }
 
     fn held(&self, name: &str) -> Option<&Held> {
@@ -196,7 +219,7 @@ impl Spread {
         &self,
         model: &dyn Transformer,
         inputs: &Inputs,
-        recompute: bool,
+        recompute: Recompute,
     ) -> nn::Result<(Option<Tensor>, Flight)> {
         match &self.pipeline {
             Some(pipeline) => pipeline.forward(model, inputs, recompute),
@@ -293,24 +316,30 @@ impl Spread {
         self.trained().iter().map(whole).collect()
     }
 
-    /// Of the trained parameters and what is kept for each of their elements, in the order of the model, what any rank holds:
-    /// name and shape. `held`: what this rank holds.
-    pub(crate) fn held_by_any(&self, team: &Team, held: &[Named]) -> Result<Vec<(String, Vec<i64>)>> {
-        let own: BTreeSet<&str> = held.iter().map(|named| named.name.as_str()).collect();
+    /// Of the trained parameters and what is kept for their elements, in the order of the model, what any rank holds: name, shape
+    /// and kind. `held`: what this rank holds.
+    pub(crate) fn held_by_any(&self, team: &Team, held: &[Named]) -> Result<Vec<(String, Vec<i64>, Kind)>> {
+        const KINDS: [Kind; 3] = [Kind::Float, Kind::BFloat16, Kind::Uint8];
+        let own: BTreeMap<&str, Kind> = held.iter().map(|named| (named.name.as_str(), named.tensor.kind())).collect();
         let all = self.trained().iter().flat_map(|(name, shape)| {
-            let kept = nn::optim::SUFFIXES.iter().map(move |suffix| {
-                // One number for all elements, or one for each.
-                let shape = if *suffix == "step" { Vec::new() } else { shape.clone() };
-                (format!("{name}.{suffix}"), shape)
-            });
+            let kept = nn::optim::SUFFIXES
+                .iter()
+                .map(move |suffix| (format!("{name}.{suffix}"), nn::optim::state_shape(suffix, shape)));
             std::iter::once((name.clone(), shape.clone())).chain(kept)
         });
         let all: Vec<_> = all.collect();
-        let flags: Vec<f32> = all.iter().map(|(name, _)| f32::from(u8::from(own.contains(name.as_str())))).collect();
-        let flags = Tensor::f_from_slice(&flags)?;
-        team.add_up(&flags)?;
-        let flags = Vec::<f32>::try_from(flags)?;
-        Ok(all.into_iter().zip(flags).filter(|(_, flag)| *flag > 0.0).map(|(named, _)| named).collect())
+        let number = |(name, _): &(String, Vec<i64>)| match own.get(name.as_str()) {
+            None => Ok(0.0),
+            Some(kind) => match KINDS.iter().position(|known| known == kind) {
+                Some(at) => Ok(1.0 + at as f32),
+                None => Err(Error::Unfit(format!("`{name}` is {kind:?}, which no state is kept in"))),
+            },
+        };
+        let numbers = Tensor::f_from_slice(&all.iter().map(number).collect::<Result<Vec<f32>>>()?)?;
+        team.most(&numbers)?;
+        let kinds =
+            Vec::<f32>::try_from(numbers)?.into_iter().map(|number| KINDS.get((number as usize).wrapping_sub(1)));
+        Ok(all.into_iter().zip(kinds).filter_map(|((name, shape), kind)| Some((name, shape, *kind?))).collect())
     }
 
     /// The failure between ranks behind an error of forward or backward, which only pass texts on.

@@ -114,6 +114,11 @@ impl Team {
         Ok(self.everyone.all_reduce(tensor, Reduction::Sum)?.wait()?)
     }
 
+    /// `tensor` becomes, element by element, the greatest of all ranks' tensors.
+    pub(crate) fn most(&self, tensor: &Tensor) -> Result<()> {
+        Ok(self.everyone.all_reduce(tensor, Reduction::Max)?.wait()?)
+    }
+
     /// The sum of the ranks' numbers.
     pub(crate) fn total(&self, number: f64) -> Result<f64> {
         Ok(reduced(&self.everyone, &[number], Reduction::Sum)?[0])

@@ -214,6 +214,7 @@ impl Inner {
             let own = self.group.index() * bundle.width;
             for member in &bundle.members {
                 let came = stretches.f_narrow(0, (own + member.from) as i64, member.part.numel() as i64)?;
+                let came = came.f_to_device(member.part.device())?;
                 let mut gradient = member.part.grad();
                 if gradient.defined() {
                     let _ = tch::no_grad(|| gradient.f_add_(&came))?;
@@ -235,7 +236,9 @@ impl Bundle {
         let gathered = Tensor::f_empty([(self.width * group.size()) as i64], options)?;
         for member in &self.members {
             let place = gathered.f_narrow(0, (own + member.from) as i64, member.part.numel() as i64)?;
-            tch::no_grad(|| place.shallow_clone().f_copy_(&member.part))?;
+            // From host memory, without waiting: what comes after on the device waits for it.
+            let part = tch::no_grad(|| member.part.f_to_device_(self.device(), member.part.kind(), true, false))?;
+            tch::no_grad(|| place.shallow_clone().f_copy_(&part))?;
         }
         let stretch = |rank: usize| gathered.f_narrow(0, (rank * self.width) as i64, self.width as i64);
         let pending =
@@ -280,8 +283,9 @@ impl Bundle {
         Ok(())
     }
 
+    /// Where the layers compute; the parts may lie in host memory.
     fn device(&self) -> Device {
-        self.members.first().map_or(Device::Cpu, |member| member.part.device())
+        self.members.first().map_or(Device::Cpu, |member| member.whole.device())
     }
 }
 

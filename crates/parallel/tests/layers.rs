@@ -169,7 +169,7 @@ fn builder() -> Builder {
 }
 
 fn backward(model: &dyn Transformer, inputs: &Inputs, recompute: bool, weight: f64) -> Tensor {
-    let y = model.forward(inputs, recompute).unwrap();
+    let y = model.forward(inputs, recompute.into()).unwrap();
     let loss = (&y * wave(&y.size(), 0.7)).sum(Kind::Double) * weight;
     torch::autograd::backward(&[loss], &[], false).unwrap();
     y.detach()

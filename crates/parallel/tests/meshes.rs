@@ -112,7 +112,7 @@ fn outline(folder: &ModelFolder) -> Outline {
 /// The model on one rank: its prediction, and the gradient of each parameter.
 fn reference(folder: &ModelFolder, inputs: &Inputs) -> (Vec<f32>, BTreeMap<String, Vec<f32>>) {
     let (model, parameters) = build(folder, &builder(folder));
-    let prediction = model.forward(inputs, false).unwrap();
+    let prediction = model.forward(inputs, false.into()).unwrap();
     torch::autograd::backward(&[loss(&prediction)], &[], false).unwrap();
     let gradients = parameters.weights.iter().map(|named| (named.name.clone(), values(&named.tensor.grad())));
     (values(&prediction.detach()), gradients.collect())
@@ -155,7 +155,7 @@ fn a_model_on_a_mesh_is_the_model() {
                 // Two halves, of which stages may have both under way.
                 let mut under_way = VecDeque::new();
                 for half in 0..2 {
-                    let (prediction, flight) = spread.forward(model.as_ref(), &own, recompute).unwrap();
+                    let (prediction, flight) = spread.forward(model.as_ref(), &own, recompute.into()).unwrap();
                     let scale = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
                     if let Some(prediction) = &prediction {
                         let found = values(&prediction.detach());

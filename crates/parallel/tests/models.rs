@@ -29,7 +29,7 @@ fn inputs(folder: &ModelFolder) -> Inputs {
 
 /// The prediction; backward of a number made of it, times `weight`.
 fn pass(model: &Model, inputs: &Inputs, recompute: bool, weight: f64) -> Vec<f32> {
-    let prediction = model.forward(inputs, recompute).unwrap();
+    let prediction = model.forward(inputs, recompute.into()).unwrap();
     let loss = (&prediction * wave(&prediction.size(), 0.7)).sum(Kind::Float) * weight;
     torch::autograd::backward(&[loss], &[], false).unwrap();
     Vec::try_from(prediction.detach().reshape([-1])).unwrap()

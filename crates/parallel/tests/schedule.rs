@@ -76,7 +76,7 @@ fn counted(asked: &Asked, named: &[&str]) -> Vec<[Counts; 2]> {
             counts
         };
         team.trace().begin();
-        let (prediction, flight) = spread.forward(model, &inputs(), false).unwrap();
+        let (prediction, flight) = spread.forward(model, &inputs(), false.into()).unwrap();
         let forward = count();
         team.trace().begin();
         spread.backward(flight, prediction.map(|prediction| prediction.sum(Kind::Float))).unwrap();
@@ -164,7 +164,7 @@ fn course(options: Options, batches: usize) -> String {
     let mut ranks = spread(&Asked { dp: Some(2), ..Asked::default() }, options, |team, model, spread| {
         team.trace().begin();
         for batch in 1..=batches {
-            let (prediction, flight) = spread.forward(model, &inputs(), false).unwrap();
+            let (prediction, flight) = spread.forward(model, &inputs(), false.into()).unwrap();
             if batch == batches {
                 spread.before_last_backward();
             }
@@ -235,7 +235,7 @@ fn as_many_blocks_are_gathered_ahead_as_asked() {
         let options = Options { forward_ahead: ahead, ..Options::default() };
         let gathered = spread(&Asked { dp: Some(2), tp: 2, ..Asked::default() }, options, |team, model, spread| {
             team.trace().begin();
-            let (prediction, flight) = spread.forward(model, &inputs(), false).unwrap();
+            let (prediction, flight) = spread.forward(model, &inputs(), false.into()).unwrap();
             let calls = team.trace().end();
             spread.backward(flight, prediction.map(|prediction| prediction.sum(Kind::Float))).unwrap();
             spread.finish().unwrap();

@@ -28,6 +28,8 @@ pub enum Exit {
     Lost = 8,
     /// A benchmark's number is not within its bounds.
     Missed = 9,
+    /// There was no memory left, on the host or on a GPU.
+    Memory = 10,
     /// A broken invariant of the program itself.
     Bug = 101,
     /// Stopped by SIGINT or SIGTERM.
@@ -47,6 +49,7 @@ impl Exit {
         (Self::Hub, "the Hub or a remote cannot be reached or refuses"),
         (Self::Lost, "a rank of a distributed run was lost"),
         (Self::Missed, "a benchmark's number is out of its bounds"),
+        (Self::Memory, "out of memory"),
         (Self::Bug, "a bug in a program of ours"),
         (Self::Interrupted, "interrupted; what was finished is kept"),
     ];
@@ -89,12 +92,13 @@ impl Failure {
         Self::new(exit, Problem::new(message))
     }
 
-    /// As [`Failure::from_error`], keeping the diagnostic's help.
+    /// As [`Failure::from_error`], keeping the diagnostic's help. One whose code ends in `::out_of_memory` gets [`Exit::Memory`].
     pub fn from_diagnostic(error: impl miette::Diagnostic + 'static) -> Self {
         let help = error.help().map(|help| help.to_string());
+        let memory = error.code().is_some_and(|code| code.to_string().ends_with("::out_of_memory"));
         let mut failure = Self::from_error(error);
         failure.problem.help = help;
-        failure
+        if memory { failure.exit(Exit::Memory) } else { failure }
     }
 
     /// The run was asked to stop; `kept` says what a rerun continues from.
@@ -162,6 +166,16 @@ mod tests {
         assert_eq!(failure.exit, Exit::Io);
         assert_eq!(failure.problem.message, "cannot write `a.parquet`: no storage space");
         assert_eq!(failure.problem.help.as_deref(), Some("free some space"));
+    }
+
+    #[derive(Debug, thiserror::Error, miette::Diagnostic)]
+    #[error("out of memory: 3 bytes")]
+    #[diagnostic(code(any::out_of_memory))]
+    struct Full;
+
+    #[test]
+    fn what_ran_out_of_memory_has_its_own_code() {
+        assert_eq!(Failure::from_diagnostic(Full).exit, Exit::Memory);
     }
 
     #[test]

@@ -24,7 +24,7 @@ macro_rules! owned {
 
         impl $name {
             fn made(pointer: *mut COpaque) -> Result<Self> {
-                NonNull::new(pointer).map(Self).ok_or_else(|| Error::Libtorch(ffi::failure()))
+                NonNull::new(pointer).map(Self).ok_or_else(|| Error::of_libtorch(&ffi::failure()))
             }
         }
 

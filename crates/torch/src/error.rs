@@ -8,6 +8,10 @@ pub enum Error {
     /// An exception that libtorch threw.
     #[error("libtorch: {0}")]
     Libtorch(String),
+    /// There is no memory left for a tensor, on the host or on a GPU.
+    #[error("out of memory: {0}")]
+    #[diagnostic(code(torch::out_of_memory))]
+    OutOfMemory(String),
     /// A list argument whose length does not fit its companions.
     #[error("{what}: {found} given, {expected} needed")]
     Count {
@@ -75,7 +79,22 @@ impl From<tch::TchError> for Error {
             tch::TchError::Torch(text) => text,
             other => other.to_string(),
         };
-        Self::Libtorch(without_backtrace(&text).to_owned())
+        Self::of_libtorch(&text)
+    }
+}
+
+impl Error {
+    /// The exception whose text this is.
+    pub(crate) fn of_libtorch(text: &str) -> Self {
+        // The host's allocator, CUDA's, and C++'s own; an error that passed through a backward begins with our own words.
+        const SIGNS: [&str; 4] = ["can't allocate memory", "CUDA out of memory", "bad_alloc", "out of memory: "];
+        let text = without_backtrace(text);
+        if !SIGNS.iter().any(|sign| text.contains(sign)) {
+            return Self::Libtorch(text.to_owned());
+        }
+        let what = text.rsplit_once("out of memory: ").map_or(text, |(_, what)| what);
+        // Where in libtorch's source it was noticed says nothing to a user.
+        Self::OutOfMemory(what.rsplit_once("DefaultCPUAllocator: ").map_or(what, |(_, what)| what).to_owned())
     }
 }
 
@@ -93,5 +112,19 @@ mod tests {
         let wide = tch::Tensor::zeros([2, 3], (tch::Kind::Float, tch::Device::Cpu));
         let error = Error::from(wide.f_matmul(&wide).unwrap_err()).to_string();
         assert_eq!(error, "libtorch: mat1 and mat2 shapes cannot be multiplied (2x3 and 2x3)");
+    }
+
+    #[test]
+    fn what_does_not_fit_into_memory_is_an_error_of_its_own() {
+        // More than any machine can address.
+        let error = Error::from(tch::Tensor::f_zeros([1 << 50], (tch::Kind::Float, tch::Device::Cpu)).unwrap_err());
+        assert!(matches!(error, Error::OutOfMemory(_)), "{error:?}");
+        let text = error.to_string();
+        assert!(
+            text.starts_with("out of memory: can't allocate memory: you tried to allocate 4503599627370496 bytes"),
+            "{text}"
+        );
+        // The same after it has gone through a backward, which passes texts on.
+        assert_eq!(Error::of_libtorch(&text).to_string(), text);
     }
 }

@@ -136,13 +136,13 @@ pub(crate) fn set_failure(text: &str) {
 
 /// The status of a call that fails with a negative number.
 pub(crate) fn status<T: PartialOrd + Default>(status: T) -> Result<T> {
-    if status < T::default() { Err(Error::Libtorch(failure())) } else { Ok(status) }
+    if status < T::default() { Err(Error::of_libtorch(&failure())) } else { Ok(status) }
 }
 
 /// The tensor of a call that fails with null.
 pub(crate) fn made(handle: Handle) -> Result<Tensor> {
     if handle.is_null() {
-        return Err(Error::Libtorch(failure()));
+        return Err(Error::of_libtorch(&failure()));
     }
     // SAFETY: the shim hands over a heap-held at::Tensor that nothing else owns.
     Ok(unsafe { Tensor::from_ptr(handle) })

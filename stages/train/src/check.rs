@@ -138,7 +138,7 @@ fn against_family(
             Err(error) => refuse(if has_peft { "peft.target_modules" } else { "model" }, problem_of(&error)),
             Ok(parameters) => {
                 if let Some((path, problem)) = mesh.and_then(|mesh| {
-                    divided(mesh, family, folder, options).or_else(|| cut(mesh, model.as_ref(), &parameters))
+                    divided(config, mesh, family, folder, options).or_else(|| cut(mesh, model.as_ref(), &parameters))
                 }) {
                     refuse(path, problem);
                 }
@@ -159,13 +159,16 @@ fn against_family(
 
 /// Layers that cannot be divided as the mesh asks.
 fn divided(
+    config: &Config,
     mesh: &Mesh,
     family: &'static dyn Family,
     folder: &ModelFolder,
     options: BuildOptions,
 ) -> Option<(&'static str, Problem)> {
     let builder = Builder::meta(options).divided(parallel::tokens::division(mesh)?);
-    let error = family.transformer(folder, &builder).err()?;
+    let Err(error) = family.transformer(folder, &builder) else {
+        return state_divided(config, mesh, &builder.finish().ok()?);
+    };
     let [tp, cp] = [Axis::Tp, Axis::Cp].map(|axis| mesh.degree(axis));
     let key = if tp > 1 { "fsdp.tp_size" } else { "fsdp.cp_size" };
     let (ulysses, ring) = (mesh.ulysses(), cp / mesh.ulysses());
@@ -180,6 +183,18 @@ fn divided(
         "choose a size that divides them, or `cp_size`, which divides tokens".to_owned()
     };
     Some((key, Problem::new(message).help(help)))
+}
+
+/// Optimizer state in blocks that the mesh would divide.
+fn state_divided(config: &Config, mesh: &Mesh, parameters: &nn::Parameters) -> Option<(&'static str, Problem)> {
+    let kept = config.kept();
+    let check = |named: &nn::Named| {
+        let share = parameters.shares.get(&named.name)?;
+        kept.exp_avg.check(&named.name, share).and_then(|()| kept.exp_avg_sq.check(&named.name, share)).err()
+    };
+    let error = parameters.trainable().iter().find_map(check)?;
+    let message = format!("tp_size {}: {error}, so the numbers would not be those of one rank", mesh.degree(Axis::Tp));
+    Some(("optimizer.state_dtype", Problem::new(message).help("use `bfloat16`, or another `fsdp.tp_size`")))
 }
 
 /// Blocks that are too few for the mesh.

@@ -190,7 +190,7 @@ pub(crate) fn restore(
     }
     let open = |name: &str| Weights::file(&folder.join(format!("{name}.safetensors"))).map_err(unusable);
     // What this rank holds of each tensor.
-    let seen = |weights: Weights, spread: &Spread| weights.seen(|name| spread.share(name).cloned()).map_err(unusable);
+    let seen = |weights: Weights, spread: &Spread| weights.seen(|name| spread.share(name)).map_err(unusable);
     let weights = open("weights")?;
     let count = weights.names().count();
     let trained = session.spread.trained().len();

@@ -63,9 +63,18 @@ impl Stage for Train {
     }
 
     fn run(work: &Work<Self>) -> Result<Outcome, Failure> {
-        trainer::run(work, &stage::launch()?)
+        trainer::run(work, &stage::launch()?).map_err(|mut failure| {
+            if failure.exit == Exit::Memory {
+                failure.problem.help = Some(LESS_MEMORY.to_owned());
+            }
+            failure
+        })
     }
 }
+
+/// What helps a run that does not fit.
+const LESS_MEMORY: &str = "more ranks with `fsdp`, a smaller `step_scheduler.local_batch_size`, `fsdp.activation_checkpointing`, \
+                           or `optimizer.state_dtype: 8bit`";
 
 /// What failed between ranks; the end of another one is a consequence, not a cause.
 fn between_ranks(error: parallel::Error) -> Failure {

@@ -4,7 +4,7 @@ use models::{DynTransformer, Family, ModelFolder};
 use nn::ema::Ema;
 use nn::lora::Spec;
 use nn::optim::{AdamW, Settings};
-use nn::{BuildOptions, Builder, Conditions, Inputs, Named, Parameters, Weights};
+use nn::{BuildOptions, Builder, Conditions, Inputs, Named, Parameters, Recompute, Weights};
 use parallel::{Flight, Frame, Outline, Spread, Team};
 use stage::Failure;
 use tch::{Device, Kind, Tensor};
@@ -28,7 +28,7 @@ pub(crate) struct Session {
     pub(crate) compute: Kind,
     /// Scale given to the guidance embedding, if the model has one.
     pub(crate) guidance: Option<f64>,
-    recompute: bool,
+    recompute: Recompute,
     /// The ranks of the run.
     pub(crate) team: Team,
     /// What each of them holds, and how their gradients become one.
@@ -52,13 +52,16 @@ impl Session {
         };
         let compute = compute_kind(config, device);
         let frame = Frame::new(&team, outline).map_err(between_ranks)?.with(config.distributed.options());
+        let frame = if config.distributed.cpu_offload { frame.in_host_memory() } else { frame };
         let builder = frame.on(&team, builder, compute);
         let transformer = family.transformer(&folder, &builder).map_err(unusable)?;
         let parameters = builder.finish().map_err(unusable)?;
         let (transformer, spread) = frame.spread(&team, transformer, &parameters).map_err(between_ranks)?;
         let betas = config.optimizer.betas;
         let settings = Settings { betas, weight_decay: config.optimizer.weight_decay, eps: config.optimizer.eps };
-        let optimizer = AdamW::new(parameters.trainable(), settings).map_err(unusable)?;
+        let optimizer = AdamW::new(parameters.trainable(), settings)
+            .and_then(|optimizer| optimizer.kept(config.kept(), &parameters.shares))
+            .map_err(unusable)?;
         let ema = config.ema.map(|_| Ema::new(parameters.trainable())).transpose().map_err(unusable)?;
         let takes_guidance = family.takes_guidance(&folder).map_err(unusable)?;
         Ok(Self {

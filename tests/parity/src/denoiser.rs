@@ -9,7 +9,7 @@ fn prediction_loss_and_gradients_are_equal() {
     for golden in goldens() {
         let mut report = Report::new(&golden);
         let (model, parameters) = golden.transformer(options(true));
-        let prediction = model.forward(&golden.training_inputs(Kind::Float), false).unwrap();
+        let prediction = model.forward(&golden.training_inputs(Kind::Float), false.into()).unwrap();
         report.close("denoiser", "pred", &prediction, &golden.tensor("transformer/pred/latents"));
         let loss = golden.loss(&model, &golden.noise(), &golden.tensor("transformer/level"), false);
         report.number("denoiser", "loss", loss.double_value(&[]), golden.number("transformer/loss"));
@@ -46,7 +46,7 @@ fn recomputing_activations_changes_no_bit() {
 fn bf16_rounds_where_diffusers_rounds() {
     for golden in goldens() {
         let (model, _) = golden.transformer(options(false));
-        let ours = tch::no_grad(|| model.forward(&golden.training_inputs(Kind::BFloat16), false)).unwrap();
+        let ours = tch::no_grad(|| model.forward(&golden.training_inputs(Kind::BFloat16), false.into())).unwrap();
         assert_eq!(ours.kind(), Kind::BFloat16);
         let (ours, theirs) =
             (ours.to_kind(Kind::Double).view(-1), golden.tensor("bf16/pred/latents").to_kind(Kind::Double).view(-1));
@@ -63,16 +63,16 @@ fn a_call_that_makes_no_sense_is_answered() {
             let (model, _) = golden.transformer(options(false));
             let mut inputs = golden.training_inputs(Kind::Float);
             inputs.conditions.clear();
-            let error = model.forward(&inputs, false).unwrap_err().to_string();
+            let error = model.forward(&inputs, false.into()).unwrap_err().to_string();
             assert!(error.contains(condition) || error.contains("`clip_pooled`"), "{error}");
             let mut inputs = golden.training_inputs(Kind::Float);
             inputs.latents = inputs.latents.narrow(-1, 0, 3);
-            let error = model.forward(&inputs, false).unwrap_err().to_string();
+            let error = model.forward(&inputs, false.into()).unwrap_err().to_string();
             assert!(error.contains(shape), "{error}");
             if golden.family.takes_guidance(&golden.folder).unwrap() {
                 let mut inputs = golden.training_inputs(Kind::Float);
                 inputs.guidance = None;
-                let error = model.forward(&inputs, false).unwrap_err().to_string();
+                let error = model.forward(&inputs, false.into()).unwrap_err().to_string();
                 assert!(error.contains("guidance"), "{error}");
             }
         }

@@ -123,7 +123,7 @@ impl Golden {
 
     /// Mean squared error of `model` on a training sample.
     pub(crate) fn loss(&self, model: &DynTransformer, noise: &Tensor, sigma: &Tensor, recompute: bool) -> Tensor {
-        let prediction = model.forward(&self.inputs(noise, sigma, Kind::Float), recompute).unwrap();
+        let prediction = model.forward(&self.inputs(noise, sigma, Kind::Float), recompute.into()).unwrap();
         diffusion::flow::sample_losses(&prediction, &diffusion::flow::target(&self.clean(), noise)).mean(Kind::Float)
     }
 }

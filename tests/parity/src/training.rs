@@ -72,7 +72,7 @@ fn adapted(golden: &Golden, file: &AdapterFile) -> (DynTransformer, Parameters) 
 }
 
 fn predict(golden: &Golden, model: &DynTransformer) -> Tensor {
-    tch::no_grad(|| model.forward(&golden.training_inputs(tch::Kind::Float), false)).unwrap()
+    tch::no_grad(|| model.forward(&golden.training_inputs(tch::Kind::Float), false.into())).unwrap()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use nn::{Block, BuildOptions, Builder, Linear, Named, SharedBlock, State, lora, remat};
+use nn::{Block, BuildOptions, Builder, Linear, Named, Recompute, SharedBlock, State, lora, remat};
 use tch::{Kind, Tensor};
 
 use crate::{CPU, assert_same, random};
@@ -55,7 +55,7 @@ fn chain(adapter: Option<lora::Spec>) -> Chain {
 }
 
 /// Outputs, and gradients of all parameters and inputs.
-fn run(chain: &Chain, frozen_inputs: bool, recompute: bool, kind: Kind) -> Vec<Tensor> {
+fn run(chain: &Chain, frozen_inputs: bool, recompute: Recompute, kind: Kind) -> Vec<Tensor> {
     let tensors: Vec<_> = chain.parameters.iter().map(|named| named.tensor.shallow_clone()).collect();
     torch::autograd::clear_gradients(&tensors).unwrap();
     let input = |seed| random(seed, &[2, 5, 16]).to_kind(kind).set_requires_grad(!frozen_inputs);
@@ -67,9 +67,12 @@ fn run(chain: &Chain, frozen_inputs: bool, recompute: bool, kind: Kind) -> Vec<T
         by_token: vec![],
         latent_size: vec![],
     };
-    for block in &chain.blocks {
-        let next =
-            if recompute { remat::checkpoint(block, &state) } else { block.forward(&state.stream, &state.shared) };
+    for (index, block) in chain.blocks.iter().enumerate() {
+        let next = if recompute.covers(index) {
+            remat::checkpoint(block, &state, recompute.offload)
+        } else {
+            block.forward(&state.stream, &state.shared)
+        };
         state.stream = next.unwrap();
     }
     let loss =
@@ -83,13 +86,16 @@ fn run(chain: &Chain, frozen_inputs: bool, recompute: bool, kind: Kind) -> Vec<T
 
 fn compare(adapter: Option<lora::Spec>, frozen_inputs: bool, kind: Kind) {
     let chain = chain(adapter);
-    let plain = run(&chain, frozen_inputs, false, kind);
+    let plain = run(&chain, frozen_inputs, Recompute::default(), kind);
     assert_eq!(chain.runs.swap(0, Ordering::SeqCst), 3);
-    let recomputed = run(&chain, frozen_inputs, true, kind);
-    assert_eq!(chain.runs.load(Ordering::SeqCst), 6);
-    assert_eq!(plain.len(), recomputed.len());
-    for (found, expected) in recomputed.iter().zip(&plain) {
-        assert_same(found, expected);
+    // All three blocks run twice; or, of every two the first.
+    for (every, offload, runs) in [(1, false, 6), (1, true, 6), (2, false, 5), (2, true, 5), (3, false, 4)] {
+        let recomputed = run(&chain, frozen_inputs, Recompute { every, offload }, kind);
+        assert_eq!(chain.runs.swap(0, Ordering::SeqCst), runs);
+        assert_eq!(plain.len(), recomputed.len());
+        for (found, expected) in recomputed.iter().zip(&plain) {
+            assert_same(found, expected);
+        }
     }
     let trained = &plain[3..3 + chain.parameters.len()];
     assert!(trained.iter().all(|gradient| gradient.numel() > 0 && f64::try_from(gradient.abs().max()).unwrap() > 0.0));
@@ -117,7 +123,7 @@ fn without_gradients_a_block_runs_once_and_leaves_no_graph() {
         by_token: vec![],
         latent_size: vec![],
     };
-    let outputs = tch::no_grad(|| remat::checkpoint(&chain.blocks[0], &state)).unwrap();
+    let outputs = tch::no_grad(|| remat::checkpoint(&chain.blocks[0], &state, false)).unwrap();
     assert!(outputs.iter().all(|output| !output.requires_grad()));
     assert_eq!(chain.runs.load(Ordering::SeqCst), 1);
 }
@@ -147,7 +153,7 @@ fn an_error_or_panic_while_recomputing_comes_out_of_backward() {
             by_token: vec![],
             latent_size: vec![],
         };
-        let output = remat::checkpoint(&block, &state).unwrap().remove(0).sum(Kind::Float);
+        let output = remat::checkpoint(&block, &state, false).unwrap().remove(0).sum(Kind::Float);
         let error = torch::autograd::backward(&[output], &[], false).unwrap_err().to_string();
         assert_eq!(error, expected);
     }
@@ -162,7 +168,7 @@ fn a_second_backward_says_that_the_inputs_are_freed() {
         by_token: vec![],
         latent_size: vec![],
     };
-    let loss = remat::checkpoint(&chain.blocks[0], &state).unwrap()[0].sum(Kind::Float);
+    let loss = remat::checkpoint(&chain.blocks[0], &state, false).unwrap()[0].sum(Kind::Float);
     torch::autograd::backward(&[loss.shallow_clone()], &[], false).unwrap();
     let error = torch::autograd::backward(&[loss], &[], false).unwrap_err().to_string();
     assert!(error.contains("second time"), "{error}");
@@ -177,11 +183,11 @@ fn a_block_is_let_go_after_backward_and_with_an_unused_graph() {
         by_token: vec![],
         latent_size: vec![],
     };
-    let outputs = remat::checkpoint(&chain.blocks[0], &state).unwrap();
+    let outputs = remat::checkpoint(&chain.blocks[0], &state, false).unwrap();
     assert_eq!(Arc::strong_count(&chain.blocks[0]), 2);
     drop(outputs);
     assert_eq!(Arc::strong_count(&chain.blocks[0]), 1);
-    let loss = remat::checkpoint(&chain.blocks[0], &state).unwrap()[0].sum(Kind::Float);
+    let loss = remat::checkpoint(&chain.blocks[0], &state, false).unwrap()[0].sum(Kind::Float);
     torch::autograd::backward(&[loss.shallow_clone()], &[], false).unwrap();
     assert_eq!(Arc::strong_count(&chain.blocks[0]), 1); // although the graph itself still lives in `loss`
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use nn::Dtype;
+use nn::{Dtype, Recompute};
 use parallel::Options;
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -17,7 +17,10 @@ use super::reader::{Block, Report};
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub(crate) struct Distributed {
     #[serde(skip)]
-    pub(crate) recompute: bool,
+    pub(crate) recompute: Recompute,
+    /// Whether weights in parts, their gradients and optimizer state lie in host memory.
+    #[serde(skip)]
+    pub(crate) cpu_offload: bool,
     #[serde(skip)]
     asked: Asked,
     #[serde(skip)]
@@ -49,15 +52,15 @@ impl Distributed {
         let timeout = Duration::from_secs_f64(minutes * 60.0);
         let none = Asked { cp: 1, tp: 1, pp: 1, ep: 1, ..Asked::default() };
         let usual = (Options::default(), Dtype::Float32);
-        let (block, (recompute, asked), (options, reduce_dtype)) = match (ddp, fsdp) {
+        let (block, (recompute, cpu_offload, asked), (options, reduce_dtype)) = match (ddp, fsdp) {
             (Some(ddp), _) => (Some("ddp"), replicated(ddp, none), usual),
             (None, Some(mut fsdp)) => {
                 let options = options(&mut fsdp);
                 (Some("fsdp"), sharded(fsdp), options)
             }
-            (None, None) => (None, (false, none), usual),
+            (None, None) => (None, (Recompute::default(), false, none), usual),
         };
-        Self { recompute, asked, options, reduce_dtype, block, timeout }
+        Self { recompute, cpu_offload, asked, options, reduce_dtype, block, timeout }
     }
 
     /// When parameters and gradients travel between ranks, and in what kind.
@@ -113,15 +116,15 @@ impl Distributed {
     }
 }
 
-fn sharded(mut block: Block<'_>) -> (bool, Asked) {
+fn sharded(mut block: Block<'_>) -> (Recompute, bool, Asked) {
     // The peer's default for this key, if the block is there at all, is true.
-    let recompute = recompute(&mut block).unwrap_or(true);
+    let recompute = recompute(&mut block, Recompute::ALL);
+    let cpu_offload = block.flag("cpu_offload").unwrap_or(false);
     let mut degree = |key| block.positive(key).map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     let (dp, dp_replicate) = (degree("dp_size"), degree("dp_replicate_size"));
     let [cp, tp, pp, ep] = ["cp_size", "tp_size", "pp_size", "ep_size"].map(|key| degree(key).unwrap_or(1));
     let (cp_ring, cp_ulysses) = (degree("cp_ring_degree"), degree("cp_ulysses_degree"));
     let asked = Asked { dp, dp_replicate, cp, cp_ring, cp_ulysses, tp, pp, ep, sharded: true };
-    block.without_effect("cpu_offload", &[json!(false)], "weights stay on the device");
     block.without_effect("enable_compile", &[json!(false)], "blocks run as they are; there is no compiler");
     for key in [
         "use_hf_tp_plan",
@@ -138,7 +141,7 @@ fn sharded(mut block: Block<'_>) -> (bool, Asked) {
         block.without_effect(key, &[json!(false)], "has no counterpart");
     }
     block.finish();
-    (recompute, asked)
+    (recompute, cpu_offload, asked)
 }
 
 /// When parameters and gradients travel, and in what kind gradients do.
@@ -159,8 +162,8 @@ fn options(block: &mut Block<'_>) -> (Options, Dtype) {
     (options, dtype(block, "reduce_dtype").unwrap_or(Dtype::Float32))
 }
 
-fn replicated(mut block: Block<'_>, none: Asked) -> (bool, Asked) {
-    let recompute = recompute(&mut block).unwrap_or(false);
+fn replicated(mut block: Block<'_>, none: Asked) -> (Recompute, bool, Asked) {
+    let recompute = recompute(&mut block, Recompute::default());
     let dp = block.positive("dp_size").map(|n| usize::try_from(n).unwrap_or(usize::MAX));
     block.without_effect("find_unused_parameters", &[json!(false)], "unused parameters are always found");
     block.without_effect("bucket_cap_mb", &[json!(25)], "gradients are added up in buckets of 25 MiB");
@@ -169,7 +172,7 @@ fn replicated(mut block: Block<'_>, none: Asked) -> (bool, Asked) {
         block.without_effect(key, &[json!(false)], "has no counterpart");
     }
     block.finish();
-    (recompute, Asked { dp, ..none })
+    (recompute, false, Asked { dp, ..none })
 }
 
 /// `dist_env`: the longest wait, in minutes.
@@ -186,25 +189,28 @@ fn environment(mut block: Block<'_>) -> Option<f64> {
     minutes
 }
 
-fn recompute(block: &mut Block<'_>) -> Option<bool> {
+/// `activation_checkpointing` (`usual` if it is not there): all blocks, none, every second one (`selective`) or one of so many; and
+/// `activation_offload`.
+fn recompute(block: &mut Block<'_>, usual: Recompute) -> Recompute {
     block.without_effect("activation_checkpointing_scope", &[json!("all")], "every block is one region");
-    let value = block.take("activation_checkpointing")?;
-    match value {
-        Value::Bool(on) => Some(on),
-        Value::String(mode) if mode == "full" => Some(true),
-        Value::String(mode) if mode == "selective" => {
-            block.note("activation_checkpointing", "`selective`: whole blocks are computed again, as for `true`");
-            Some(true)
-        }
-        other => {
+    let every = match block.take("activation_checkpointing") {
+        None => usual.every,
+        Some(Value::Bool(on)) => usize::from(on),
+        Some(Value::String(mode)) if mode == "full" => 1,
+        Some(Value::String(mode)) if mode == "selective" => 2,
+        Some(Value::Number(n)) if n.as_u64().is_some_and(|n| n > 0) => n.as_u64().unwrap_or(1) as usize,
+        Some(other) => {
             let message = format!("`{}` is {other}", block.path("activation_checkpointing"));
-            block.problem(
-                "activation_checkpointing",
-                Problem::new(message).help("`true`, `false`, `full` or `selective`"),
-            );
-            None
+            let help = "`true` or `full`: all blocks; `selective`: every second one; a number above 0: one of so many; `false`";
+            block.problem("activation_checkpointing", Problem::new(message).help(help));
+            usual.every
         }
+    };
+    let offload = block.flag("activation_offload").unwrap_or(false);
+    if offload && every == 0 {
+        block.note("activation_offload", "no block is computed again, so none has inputs that wait");
     }
+    Recompute { every, offload }
 }
 
 /// Answers the blocks that are about logging, launching and the peer's own tests.

@@ -235,10 +235,19 @@ fn half_cosine(progress: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use nn::optim::Keeping;
+
     use super::*;
+    use crate::config::State;
     use crate::config::lr_golden::{GOLDEN_LR, GOLDEN_WD};
 
-    const ADAMW: Optimizer = Optimizer { lr: 1e-3, weight_decay: 0.01, betas: (0.9, 0.999), eps: 1e-8 };
+    const ADAMW: Optimizer = Optimizer {
+        lr: 1e-3,
+        weight_decay: 0.01,
+        betas: (0.9, 0.999),
+        eps: 1e-8,
+        state: State { exp_avg: Keeping::Float32, exp_avg_sq: Keeping::Float32 },
+    };
 
     fn block(style: Decay) -> LrScheduler {
         LrScheduler {

@@ -22,6 +22,7 @@ mod tests;
 
 use std::path::Path;
 
+use nn::optim::Kept;
 use serde::Serialize;
 use serde_json::{Map, Value};
 use spec::mesh::Axis;
@@ -34,7 +35,7 @@ pub(crate) use distributed::Distributed;
 pub(crate) use flow_matching::FlowMatching;
 pub(crate) use lr_scheduler::{LrScheduler, Rates};
 pub(crate) use model::{Mode, Model};
-pub(crate) use optimizer::Optimizer;
+pub(crate) use optimizer::{Optimizer, State};
 pub(crate) use peft::Peft;
 pub(crate) use step_scheduler::StepScheduler;
 
@@ -117,6 +118,12 @@ impl Config {
         config
     }
 
+    /// How the optimizer's state is kept.
+    pub(crate) fn kept(&self) -> Kept {
+        let State { exp_avg, exp_avg_sq } = self.optimizer.state;
+        Kept { exp_avg, exp_avg_sq, seed: self.seed }
+    }
+
     /// What on this mesh would not give the numbers of one rank: the key, and the mistake.
     pub(crate) fn refused_on(&self, mesh: &Mesh) -> Option<(&'static str, Problem)> {
         let dropout = self.peft.as_ref().map(|peft| peft.dropout).filter(|dropout| *dropout > 0.0)?;
@@ -132,10 +139,7 @@ impl Config {
     /// Things worth knowing that no single key shows.
     fn remark(&self, report: &Report) {
         if self.peft.is_none() && self.model.torch_dtype == nn::Dtype::Bfloat16 {
-            report.note(
-                "model.torch_dtype: `bfloat16`: checkpoints are written in it; masters and optimizer state are float32"
-                    .to_owned(),
-            );
+            report.note("model.torch_dtype: `bfloat16`: checkpoints are written in it; masters are float32".to_owned());
         }
         if self.model.mode == Mode::Pretrain && self.peft.is_some() {
             let problem = Problem::new("`peft` needs trained weights, and `model.mode` is `pretrain`")

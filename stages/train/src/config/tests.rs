@@ -78,7 +78,7 @@ fn our_copies_of_the_published_files_are_accepted() {
         assert_eq!((config.flow_matching.cfg_dropout_prob, config.flow_matching.guidance_scale), (0.1, 1.0));
         assert_eq!((config.optimizer.lr, config.clip_grad_norm), (2e-5, Some(1.0)));
         assert_eq!(config.peft.is_some(), file.contains("lora"));
-        assert!(!config.distributed.recompute);
+        assert_eq!(config.distributed.recompute, nn::Recompute::default());
     }
 }
 
@@ -103,7 +103,10 @@ fn keys_without_effect_are_answered_in_one_line_each() {
 fn the_old_schema_is_read_with_a_note_each() {
     let loaded = loaded(OLD_SCHEMA, json!({}));
     assert_eq!(loaded.problems, []);
-    assert_eq!(loaded.config.optimizer, Optimizer { lr: 3e-5, weight_decay: 0.02, betas: (0.9, 0.98), eps: 1e-8 });
+    assert_eq!(
+        loaded.config.optimizer,
+        Optimizer { lr: 3e-5, weight_decay: 0.02, betas: (0.9, 0.98), eps: 1e-8, state: State::default() }
+    );
     for key in ["optim.learning_rate", "optim.optimizer", "step_scheduler.log_every", "ci"] {
         assert!(loaded.notes.iter().any(|note| note.starts_with(key)), "{key}");
     }
@@ -112,6 +115,58 @@ fn the_old_schema_is_read_with_a_note_each() {
         (loaded.config.flow_matching.flow_shift, loaded.config.flow_matching.loss_weighting),
         (3.0, Some("linear"))
     );
+}
+
+/// None of these moves a number.
+#[test]
+fn activations_are_kept_computed_again_or_sent_away_as_asked() {
+    let usual = serde_json::to_value(load(None, Map::new(), Path::new("/")).unwrap().config).unwrap();
+    for (fsdp, every, offload) in [
+        (json!({"activation_checkpointing": false}), 0, false),
+        (json!({"activation_checkpointing": true}), 1, false),
+        (json!({"activation_checkpointing": "full", "activation_offload": true}), 1, true),
+        (json!({"activation_checkpointing": "selective"}), 2, false),
+        (json!({"activation_checkpointing": 3}), 3, false),
+    ] {
+        let loaded = load(None, table(json!({"fsdp": fsdp})), Path::new("/")).unwrap();
+        assert_eq!(loaded.problems, [], "{fsdp}");
+        assert_eq!(loaded.config.distributed.recompute, nn::Recompute { every, offload }, "{fsdp}");
+        assert_eq!(serde_json::to_value(loaded.config).unwrap(), usual);
+    }
+    let wrong = load(None, table(json!({"fsdp": {"activation_checkpointing": "some"}})), Path::new("/")).unwrap();
+    assert_eq!(wrong.problems[0].message, "`fsdp.activation_checkpointing` is \"some\"");
+    let idle = table(json!({"fsdp": {"activation_checkpointing": false, "activation_offload": true}}));
+    let idle = load(None, idle, Path::new("/")).unwrap();
+    assert!(idle.notes.iter().any(|note| note.starts_with("fsdp.activation_offload: no block")), "{:?}", idle.notes);
+    let away = load(None, table(json!({"fsdp": {"cpu_offload": true}})), Path::new("/")).unwrap();
+    assert!(away.config.distributed.cpu_offload && away.notes.iter().all(|note| !note.contains("cpu_offload")));
+}
+
+/// What users of torch, Transformer Engine and bitsandbytes write about optimizer state; it moves numbers, so it is in the key,
+/// but for what was always so.
+#[test]
+fn optimizer_state_is_kept_as_asked() {
+    use nn::optim::Keeping::{BFloat16, EightBit, Float32};
+    let usual = serde_json::to_value(load(None, Map::new(), Path::new("/")).unwrap().config).unwrap();
+    assert_eq!(usual["optimizer"].get("state"), None);
+    for (optimizer, exp_avg, exp_avg_sq) in [
+        (json!({}), Float32, Float32),
+        (json!({"state_dtype": "bfloat16"}), BFloat16, BFloat16),
+        (json!({"state_dtype": "8bit"}), EightBit, EightBit),
+        (json!({"exp_avg_dtype": "torch.bfloat16"}), BFloat16, Float32),
+        (json!({"state_dtype": "8bit", "exp_avg_sq_dtype": "float32"}), EightBit, Float32),
+        (json!({"_target_": "bitsandbytes.optim.AdamW8bit", "min_8bit_size": 4096}), EightBit, EightBit),
+        (json!({"_target_": "bitsandbytes.optim.AdamW", "optim_bits": 8}), EightBit, EightBit),
+        (json!({"exp_avg_dtype": "torch.float16"}), Float32, Float32),
+    ] {
+        let loaded = load(None, table(json!({"optimizer": optimizer})), Path::new("/")).unwrap();
+        assert_eq!(loaded.problems, [], "{optimizer}");
+        assert_eq!(loaded.config.optimizer.state, State { exp_avg, exp_avg_sq }, "{optimizer}");
+        let key = serde_json::to_value(loaded.config).unwrap();
+        assert_eq!(key == usual, (exp_avg, exp_avg_sq) == (Float32, Float32), "{optimizer}");
+    }
+    let problems = load(None, table(json!({"optimizer": {"state_dtype": "float8"}})), Path::new("/")).unwrap().problems;
+    assert_eq!(problems[0].message, "`optimizer.state_dtype` is \"float8\", which no state is kept in");
 }
 
 #[test]
