@@ -8,7 +8,8 @@ GENERATE      the generate stage's artifact, such as runs/tarot/generate: its im
               prompt, seed, size, steps, guidance, true CFG, negative prompt and LoRA scale
 --model       diffusers folder of the base model
 --checkpoint  full fine-tune to load instead, such as runs/tarot/train/epoch_66_step_199: `from_pretrained` on it as it is
---lora        adapter to apply on the base model with `load_lora_weights` (a folder or file; diffusers or PEFT layout)
+--lora        adapter to apply on the base model with `load_lora_weights` (a folder or file; diffusers or PEFT layout); a folder
+              `transformer_2` in it holds that of Wan 2.2's second denoiser
 
 --max-sequence-length  tokens of the text encoder; what the picture's own metadata says when absent
 
@@ -39,9 +40,13 @@ def pipeline(folder, lora=None):
         path = Path(lora)
         if path.is_file():
             pipe.load_lora_weights(str(path.parent), weight_name=path.name)
-        elif (path / "pytorch_lora_weights.safetensors").exists():
-            pipe.load_lora_weights(str(path), weight_name="pytorch_lora_weights.safetensors")
-        else:
+            return pipe
+        name, second = "pytorch_lora_weights.safetensors", path / "transformer_2"
+        if (path / name).exists():
+            pipe.load_lora_weights(str(path), weight_name=name)
+        if (second / name).exists():
+            pipe.load_lora_weights(str(second), weight_name=name, load_into_transformer_2=True)
+        if not pipe.get_list_adapters():
             pipe.transformer = peft_adapter(pipe.transformer, path)
     return pipe
 
@@ -70,6 +75,8 @@ def draw(pipe, row, tokens, scale):
     clip = "num_frames" in inspect.signature(pipe.__call__).parameters
     if clip:
         more |= {"num_frames": row["frames"], "output_type": "pil"}
+    if row.get("guidance_2") is not None:
+        more["guidance_scale_2"] = row["guidance_2"]
     drawn = pipe(
         prompt=row["prompt"],
         width=row["width"],

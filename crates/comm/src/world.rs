@@ -147,7 +147,7 @@ impl World {
     }
 
     /// Waits for the others before their store goes away with this rank. The last thing a rank does that succeeded.
-    pub fn leave(self) -> Result<()> {
+    pub fn leave(&self) -> Result<()> {
         let Some(Meeting { store, .. }) = &self.meeting else { return Ok(()) };
         let member =
             Member { rank: self.rank(), world: self.size(), index: self.rank(), ranks: (0..self.size()).collect() };

@@ -34,6 +34,15 @@ pub enum Error {
         /// Such as `a value above 0`.
         expected: &'static str,
     },
+    /// Noise levels that the distribution does not give.
+    #[error("fewer than one noise level in a thousand is drawn from {from} and below {below}")]
+    #[diagnostic(code(diffusion::empty_window), help("change `timestep_sampling` or `flow_shift`, or the window"))]
+    EmptyWindow {
+        /// The lowest.
+        from: f64,
+        /// Above the highest.
+        below: f64,
+    },
     /// A scheduler that this crate has no formula for.
     #[error("scheduler class `{class}` is not supported")]
     #[diagnostic(

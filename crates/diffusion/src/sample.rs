@@ -13,23 +13,43 @@ use crate::error::Result;
 use crate::schedule::{Schedule, Solver};
 use crate::unipc;
 
+/// The velocity at an input, wherever it is computed.
+pub type Predict<'a> = Box<dyn Fn(&Inputs) -> nn::Result<Tensor> + 'a>;
+
+/// A denoiser with the levels that it is for.
+pub struct Denoiser<'a> {
+    /// It.
+    pub predict: Predict<'a>,
+    /// The lowest level (time over training times) that it takes, unless one before it does.
+    pub from: f64,
+    /// Scale of true classifier-free guidance while it works.
+    pub scale: f64,
+}
+
+impl<'a> Denoiser<'a> {
+    /// One that is here.
+    pub fn new(model: &'a dyn Transformer, from: f64, scale: f64) -> Self {
+        Self { predict: Box::new(|inputs| model.forward(inputs, Recompute::default())), from, scale }
+    }
+}
+
 /// What steers a run.
 #[derive(Debug)]
 pub struct Guidance<'a> {
     /// Conditions of the prompt.
     pub positive: &'a Conditions,
-    /// Conditions of the negative prompt and the scale of true classifier-free guidance; doubles the cost.
-    pub negative: Option<(&'a Conditions, f64)>,
+    /// Conditions of the negative prompt, with which there is true classifier-free guidance; doubles the cost.
+    pub negative: Option<&'a Conditions>,
     /// Distilled guidance scale, for models that embed it.
     pub distilled: Option<f32>,
 }
 
-/// Runs the whole schedule on `initial` (noise, [B, ...], in the kind in which the pipeline keeps latents); the model
-/// computes in `compute`.
+/// Runs the whole schedule on `initial` (noise, [B, ...], in the kind in which the pipeline keeps latents); each step goes
+/// through the first of `denoisers` that takes its level, and the last takes what none before it does. They compute in `compute`.
 ///
 /// `on_step` is told (steps done, steps in all) after each step; when it breaks, the run ends with `None`.
 pub fn sample(
-    model: &dyn Transformer,
+    denoisers: &[Denoiser<'_>],
     schedule: &Schedule,
     initial: Tensor,
     guidance: &Guidance<'_>,
@@ -44,6 +64,10 @@ pub fn sample(
         Solver::UniPc(rule) => Some(unipc::Run::new(rule, &schedule.sigmas)),
     };
     for step in 0..steps {
+        let Some(denoiser) = denoisers.iter().find(|denoiser| takes(denoiser, schedule, step)).or(denoisers.last())
+        else {
+            return Err(nn::Error::Invalid("there is no denoiser to sample with".to_owned()).into());
+        };
         let predict = |conditions: &Conditions, latents: &Tensor| {
             let inputs = Inputs {
                 latents: latents.shallow_clone(),
@@ -52,13 +76,13 @@ pub fn sample(
                 guidance: guidance.distilled.map(|g| Tensor::full([batch], f64::from(g), (Kind::Float, device))),
                 compute,
             };
-            model.forward(&inputs, Recompute::default())
+            (denoiser.predict)(&inputs)
         };
         let next = no_grad(|| -> Result<Tensor> {
             let mut velocity = predict(guidance.positive, &latents)?;
-            if let Some((conditions, scale)) = guidance.negative {
+            if let Some(conditions) = guidance.negative {
                 let unconditional = predict(conditions, &latents)?;
-                velocity = &unconditional + scale * (velocity - &unconditional);
+                velocity = &unconditional + denoiser.scale * (velocity - &unconditional);
             }
             if let Some(run) = &mut unipc {
                 return Ok(run.step(step, &velocity, latents.shallow_clone()));
@@ -74,6 +98,11 @@ pub fn sample(
         }
     }
     Ok(Some(latents))
+}
+
+/// Whether a step's time is at or above the denoiser's first, compared in f32 as diffusers compares it.
+fn takes(denoiser: &Denoiser<'_>, schedule: &Schedule, step: usize) -> bool {
+    schedule.timesteps[step] >= (denoiser.from * f64::from(schedule.train_timesteps)) as f32
 }
 
 /// What the model is told of a step's time, `[1]`. Times of UniPC are whole numbers that the model gets as they are: in f64, so
@@ -123,10 +152,15 @@ mod tests {
     }
 
     fn run(negative: Option<(&Conditions, f64)>, stop_after: usize) -> Option<Vec<f32>> {
+        let (negative, scale) = negative.unzip();
+        run_with(&[Denoiser::new(&Linear, 0.0, scale.unwrap_or(1.0))], negative, stop_after)
+    }
+
+    fn run_with(denoisers: &[Denoiser<'_>], negative: Option<&Conditions>, stop_after: usize) -> Option<Vec<f32>> {
         let initial = Tensor::from_slice(&[-1f32, 0.5, 2.0]).view([3, 1]);
         let guidance = Guidance { positive: &conditions(0.25), negative, distilled: None };
         let mut on_step = |done, _| if done == stop_after { ControlFlow::Break(()) } else { ControlFlow::Continue(()) };
-        let latents = sample(&Linear, &schedule(5), initial, &guidance, Kind::Float, &mut on_step).unwrap()?;
+        let latents = sample(denoisers, &schedule(5), initial, &guidance, Kind::Float, &mut on_step).unwrap()?;
         Some(Vec::try_from(latents.view(-1)).unwrap())
     }
 
@@ -143,6 +177,38 @@ mod tests {
         for value in run(Some((&conditions(1.25), 3.0)), usize::MAX).unwrap() {
             assert!((value - (1.25 - 3.0)).abs() < 1e-5, "{value}");
         }
+    }
+
+    /// Predicts what [`Linear`] does, and notes the levels that it is asked for.
+    struct Noted(std::cell::RefCell<Vec<f32>>);
+
+    impl Transformer for Noted {
+        fn embed(&self, inputs: &Inputs) -> nn::Result<State> {
+            self.0.borrow_mut().push(inputs.sigma.double_value(&[0]) as f32);
+            Linear.embed(inputs)
+        }
+
+        fn blocks(&self) -> &[SharedBlock] {
+            &[]
+        }
+
+        fn head(&self, state: State) -> nn::Result<Tensor> {
+            Linear.head(state)
+        }
+    }
+
+    #[test]
+    fn each_step_goes_through_the_denoiser_of_its_level_with_its_guidance() {
+        let levels: Vec<f32> = schedule(5).timesteps.iter().map(|time| time / 1000.0).collect();
+        let [high, low] = [0, 0].map(|_| Noted(std::cell::RefCell::default()));
+        // The border itself belongs to the noisier one.
+        let two = [Denoiser::new(&high, f64::from(levels[1]), 2.0), Denoiser::new(&low, 0.0, 3.0)];
+        // Both steer away: what guides the last step decides where a straight flow ends.
+        for value in run_with(&two, Some(&conditions(1.25)), usize::MAX).unwrap() {
+            assert!((value - (1.25 - 3.0)).abs() < 1e-5, "{value}");
+        }
+        let twice = |levels: &[f32]| levels.iter().flat_map(|level| [*level; 2]).collect::<Vec<_>>();
+        assert_eq!((high.0.borrow().clone(), low.0.borrow().clone()), (twice(&levels[..2]), twice(&levels[2..])));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //!
 //! A draw is a pure function of (seed, sample, step), so it does not depend on which samples share a batch. Names and
 //! formulas are those of NeMo Automodel's `flow_matching` block, except that mixing is decided per sample, a window
-//! rescales sigma instead of clamping it (clamping piles probability up on the border), and an unknown name is an error.
+//! rescales sigma instead of clamping it (clamping piles probability up on the border), and an unknown name is an error. One of
+//! several denoisers is given the part of the distribution that lies in its window ([`Levels::within`]).
 
 use std::f64::consts::PI;
 
@@ -78,6 +79,27 @@ impl Sampling {
     }
 }
 
+/// A window of noise levels: the lowest that is in it, and the lowest above it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Window {
+    /// In it.
+    pub from: f64,
+    /// Not in it any more.
+    pub below: f64,
+}
+
+impl Window {
+    /// Every level.
+    pub const ALL: Self = Self { from: f64::NEG_INFINITY, below: f64::INFINITY };
+
+    /// Whether a level is in it.
+    pub fn holds(self, sigma: f32) -> bool {
+        let sigma = f64::from(sigma);
+        // What is no number is no window's business.
+        !(sigma < self.from || sigma >= self.below)
+    }
+}
+
 /// The whole rule from random numbers to sigma.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Levels {
@@ -91,7 +113,13 @@ pub struct Levels {
     pub window: (f64, f64),
     /// False: `u` is uniform and is not shifted, whatever the above says.
     pub use_sigma_noise: bool,
+    /// The levels that are wanted of all that come so. The others are drawn again: in the window the density keeps its form, as if
+    /// its quantiles between those of the window's ends were stretched over [0, 1], whatever density it is.
+    pub within: Window,
 }
+
+/// Draws out of which [`Levels::within`] must hold a thousandth.
+const TRIALS: u64 = 4000;
 
 impl Levels {
     /// Checks the ranges.
@@ -115,13 +143,24 @@ impl Levels {
                 expected: "a value above `sigma_min` and at most 1",
             });
         }
+        let held =
+            |trial: &u64| self.within.holds(self.draw(&mut Stream::new(0, &["window".into(), (*trial).into()])) as f32);
+        if self.within != Window::ALL && (0..TRIALS).filter(held).count() < TRIALS as usize / 1000 {
+            let Window { from, below } = self.within;
+            return Err(Error::EmptyWindow { from, below });
+        }
         Ok(self)
     }
 
     /// Sigma of one sample at one optimizer step.
     pub fn sigma(&self, seed: u64, sample_id: &str, step: u64) -> f32 {
         let mut stream = Stream::new(seed, &["sigma".into(), sample_id.into(), step.into()]);
-        self.draw(&mut stream) as f32
+        loop {
+            let sigma = self.draw(&mut stream) as f32;
+            if self.within.holds(sigma) {
+                return sigma;
+            }
+        }
     }
 
     fn draw(&self, stream: &mut Stream) -> f64 {
@@ -184,7 +223,14 @@ mod tests {
     const N: u64 = 20_000;
 
     fn levels(sampling: Sampling) -> Levels {
-        Levels { sampling, shift: 1.0, mix_uniform_ratio: 0.0, window: (0.0, 1.0), use_sigma_noise: true }
+        Levels {
+            sampling,
+            shift: 1.0,
+            mix_uniform_ratio: 0.0,
+            window: (0.0, 1.0),
+            use_sigma_noise: true,
+            within: Window::ALL,
+        }
     }
 
     /// Largest distance between the empirical distribution of `levels` and `cdf` (Kolmogorov and Smirnov).
@@ -263,6 +309,27 @@ mod tests {
                 y / (3.0 - 2.0 * y)
             }) < LIMIT
         );
+    }
+
+    /// Drawing within a window is drawing from the part of the distribution that lies in it: no pile on its border, no stretching.
+    #[test]
+    fn within_a_window_the_distribution_keeps_its_form() {
+        let shifted = Levels { shift: 3.0, ..levels(Sampling::Uniform) };
+        let cdf = |x: f64| x / (3.0 - 2.0 * x);
+        let border = 0.875;
+        let high = Levels { within: Window { from: border, below: f64::INFINITY }, ..shifted }.validated().unwrap();
+        let low = Levels { within: Window { from: 0.0, below: border }, ..shifted }.validated().unwrap();
+        assert!(distance(high, |x| (cdf(x) - cdf(border)) / (1.0 - cdf(border))) < LIMIT);
+        assert!(distance(low, |x| cdf(x) / cdf(border)) < LIMIT);
+        // A level that the whole distribution gives and that fits is the one that the window gives.
+        for step in 0..200 {
+            let whole = shifted.sigma(7, "a", step);
+            let kept = if f64::from(whole) >= border { high } else { low }.sigma(7, "a", step);
+            assert_eq!(whole, kept);
+            assert!(high.sigma(7, "a", step) >= 0.875 && low.sigma(7, "a", step) < 0.875);
+        }
+        let narrow = Levels { within: high.within, ..levels(Sampling::LogitNormal { mean: -3.0, std: 0.1 }) };
+        assert!(narrow.validated().unwrap_err().to_string().contains("0.875"));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! A family knows its architectures and the diffusers layout; it does not know data, losses, ranks or recipes.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use nn::{BuildOptions, Builder, Conditions, Transformer};
 use serde::{Deserialize, Serialize};
@@ -39,7 +40,11 @@ pub trait Family: Sync + std::fmt::Debug {
     /// Globs of the files a whole pipeline is made from.
     fn generate_parts(&self) -> &'static [&'static str];
 
-    /// The denoiser. Keep a clone of `builder` to call [`Builder::finish`] on it.
+    /// The denoisers, from the one of the noisiest levels down. All are of one architecture.
+    fn denoisers(&self, _folder: &ModelFolder) -> Result<Vec<Denoiser>> {
+        Ok(vec![Denoiser { component: "transformer", from: 0.0 }])
+    }
+    /// A denoiser, of whichever component the weights in `builder` are. Keep a clone of `builder` to call [`Builder::finish`] on it.
     fn transformer(&self, folder: &ModelFolder, builder: &Builder) -> Result<DynTransformer>;
     /// The VAE, in `options.storage`.
     fn vae(&self, folder: &ModelFolder, options: BuildOptions) -> Result<DynVae>;
@@ -64,6 +69,23 @@ pub trait Family: Sync + std::fmt::Debug {
     fn sampling(&self) -> Sampling;
     /// How the model sees time; `None` for a model of pictures, whose latents have no time dim.
     fn clips(&self, folder: &ModelFolder) -> Result<Option<Clips>>;
+}
+
+/// One of a folder's denoisers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Denoiser {
+    /// Name of its component.
+    pub component: &'static str,
+    /// The lowest noise level, in [0, 1], that it is for; the highest is where the one before it begins.
+    pub from: f64,
+}
+
+impl Denoiser {
+    /// Where what was trained of it lies in a folder for that of all: of `transformer` at the top, where diffusers looks for an
+    /// adapter, of another in a sub-folder of its name.
+    pub fn place(&self, folder: &Path) -> PathBuf {
+        if self.component == "transformer" { folder.to_owned() } else { folder.join(self.component) }
+    }
 }
 
 /// What a pipeline does around the denoiser, beyond what its scheduler's file says.

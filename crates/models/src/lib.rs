@@ -19,8 +19,8 @@ pub mod wan_pipeline;
 
 pub use error::{Error, Result};
 pub use family::{
-    Clips, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Normalisation, Posterior, Sampling, Text,
-    TextEncoders, TextInput, Vae,
+    Clips, Denoiser, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Normalisation, Posterior,
+    Sampling, Text, TextEncoders, TextInput, Vae,
 };
 pub use folder::ModelFolder;
 

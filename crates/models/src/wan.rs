@@ -1,4 +1,4 @@
-//! Wan 2.1 (Wan Team 2025): a flow transformer over video patches with self-attention, attention to text, and one time
+//! Wan 2.1 and 2.2 (Wan Team 2025): a flow transformer over video patches with self-attention, attention to text, and one time
 //! vector that modulates every block.
 //!
 //! The reference is diffusers 0.42 `WanTransformer3DModel` as text-to-video configures it; field paths are its checkpoint
@@ -74,15 +74,9 @@ impl Config {
 
     /// Reads and checks it.
     pub fn read(folder: &ModelFolder) -> Result<Self> {
-        let kind = if folder.index["transformer_2"][1].is_string() {
-            Some("a Wan 2.2 with two denoisers (`transformer` and `transformer_2`)")
-        } else if folder.index["expand_timesteps"] == true {
-            Some("a Wan 2.2 with a time for each token (`expand_timesteps`)")
-        } else {
-            None
-        };
-        if let Some(what) = kind {
-            let instead = "Wan 2.1 text-to-video is, such as `Wan-AI/Wan2.1-T2V-1.3B-Diffusers`";
+        if folder.index["expand_timesteps"] == true {
+            let what = "a Wan 2.2 with a time for each token (`expand_timesteps`)";
+            let instead = "text-to-video of Wan 2.1 and of Wan 2.2 A14B is, such as `Wan-AI/Wan2.1-T2V-1.3B-Diffusers`";
             return Err(Error::Unsupported { folder: folder.path.clone(), what, instead });
         }
         let config: Self = folder.config("transformer")?;

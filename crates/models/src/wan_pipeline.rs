@@ -1,16 +1,18 @@
-//! The registry entry of Wan 2.1 text-to-video: which components `WanPipeline` has and how its text becomes conditions.
+//! The registry entry of Wan text-to-video, 2.1 and 2.2 A14B: which components `WanPipeline` has and how its text becomes conditions.
 //!
 //! UMT5 sees the cleaned prompt without padding; the denoiser gets it with zeros up to `max_sequence_length`, and no mask.
 
 use std::collections::BTreeMap;
 
 use nn::{BuildOptions, Builder, Conditions, Weights};
+use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
 use crate::autoencoder_kl_wan::{self, AutoencoderKlWan};
 use crate::error::{Error, Result};
 use crate::family::{
-    Clips, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Sampling, Text, TextEncoders, TextInput,
+    Clips, Denoiser, DynTextEncoders, DynTransformer, DynVae, Encoded, Family, Length, Sampling, Text, TextEncoders,
+    TextInput,
 };
 use crate::folder::ModelFolder;
 pub use crate::prompt_clean::prompt_clean;
@@ -18,7 +20,7 @@ use crate::t5::T5Encoder;
 use crate::tokenizer::Tokenizer;
 use crate::wan::{Config, Wan};
 
-/// Wan 2.1 of 1.3B and 14B, and folders of their shape.
+/// Wan 2.1 of 1.3B and 14B, Wan 2.2 A14B, and folders of their shape.
 #[derive(Debug)]
 pub struct WanPipeline;
 
@@ -58,11 +60,37 @@ impl Family for WanPipeline {
     }
 
     fn transformer_parts(&self) -> &'static [&'static str] {
-        &["model_index.json", "scheduler/**", "transformer/**"]
+        &["model_index.json", "scheduler/**", "transformer*/**"]
     }
 
     fn generate_parts(&self) -> &'static [&'static str] {
-        &["model_index.json", "scheduler/**", "text_encoder/**", "tokenizer/**", "transformer/**", "vae/**"]
+        &["model_index.json", "scheduler/**", "text_encoder/**", "tokenizer/**", "transformer*/**", "vae/**"]
+    }
+
+    /// Wan 2.2's second denoiser takes the levels below `boundary_ratio`.
+    fn denoisers(&self, folder: &ModelFolder) -> Result<Vec<Denoiser>> {
+        const SECOND: &str = "transformer_2";
+        if !folder.index[SECOND][1].is_string() {
+            return Ok(vec![Denoiser { component: "transformer", from: 0.0 }]);
+        }
+        folder.component(SECOND, &["WanTransformer3DModel"])?;
+        // What begins with `_` says where a folder comes from.
+        let sizes = |component: &str| {
+            let mut config = folder.config::<serde_json::Map<String, Value>>(component)?;
+            config.retain(|key, _| !key.starts_with('_'));
+            Ok::<_, Error>(config)
+        };
+        if sizes("transformer")? != sizes(SECOND)? {
+            let reason = "it differs from `transformer/config.json`; both denoisers must be of the same size";
+            return Err(folder.config_error("transformer_2/config.json", reason));
+        }
+        let boundary = folder.index["boundary_ratio"].as_f64().filter(|ratio| *ratio > 0.0 && *ratio < 1.0);
+        let boundary = boundary.ok_or_else(|| {
+            let reason =
+                format!("`boundary_ratio` is {}; expected a number between 0 and 1", folder.index["boundary_ratio"]);
+            folder.config_error("model_index.json", &reason)
+        })?;
+        Ok(vec![Denoiser { component: "transformer", from: boundary }, Denoiser { component: SECOND, from: 0.0 }])
     }
 
     fn transformer(&self, folder: &ModelFolder, builder: &Builder) -> Result<DynTransformer> {

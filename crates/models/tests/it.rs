@@ -57,31 +57,56 @@ fn flux_dev_has_the_released_number_of_parameters() {
 
 /// Both kinds of Wan 2.2 have the pipeline class of Wan 2.1. Whoever asks for anything of the denoiser is told, at plan time.
 #[test]
-fn a_wan_2_2_is_refused_by_name() {
-    for (key, value, what) in [
-        ("transformer_2", json!(["diffusers", "WanTransformer3DModel"]), "two denoisers"),
-        ("expand_timesteps", json!(true), "a time for each token"),
+fn a_wan_2_2_with_a_time_for_each_token_is_refused_by_name() {
+    let scratch = configurations("wan-tiny");
+    edit(&scratch.path().join("model_index.json"), |index| index["expand_timesteps"] = json!(true));
+    let folder = ModelFolder::open(scratch.path()).unwrap();
+    let family = family_of(&folder).unwrap();
+    for error in [
+        family.pixel_unit(&folder).unwrap_err(),
+        family.text_inputs(&folder).unwrap_err(),
+        family.transformer(&folder, &Builder::meta(frozen())).err().unwrap(),
     ] {
-        let scratch = tempfile::tempdir().unwrap();
-        let from = fixture("wan-tiny");
-        for part in ["transformer/config.json", "vae/config.json", "model_index.json"] {
-            let to = scratch.path().join(part);
-            fs_err::create_dir_all(to.parent().unwrap()).unwrap();
-            fs_err::copy(from.join(part), to).unwrap();
-        }
-        edit(&scratch.path().join("model_index.json"), |index| index[key] = value);
-        let folder = ModelFolder::open(scratch.path()).unwrap();
-        let family = family_of(&folder).unwrap();
-        for error in [
-            family.pixel_unit(&folder).unwrap_err(),
-            family.text_inputs(&folder).unwrap_err(),
-            family.transformer(&folder, &Builder::meta(frozen())).err().unwrap(),
-        ] {
-            let message = error.to_string();
-            assert!(message.contains(&format!("is a Wan 2.2 with {what}")), "{message}");
-            assert!(message.contains("not supported; Wan 2.1 text-to-video is"), "{message}");
-        }
+        let message = error.to_string();
+        assert!(message.contains("is a Wan 2.2 with a time for each token"), "{message}");
+        assert!(message.contains("not supported; text-to-video of Wan 2.1 and of Wan 2.2 A14B is"), "{message}");
     }
+}
+
+/// The configurations of a fixture.
+fn configurations(name: &str) -> tempfile::TempDir {
+    let (scratch, from) = (tempfile::tempdir().unwrap(), fixture(name));
+    let parts = ["transformer/config.json", "transformer_2/config.json", "vae/config.json", "model_index.json"];
+    for part in parts.into_iter().filter(|part| from.join(part).is_file()) {
+        let to = scratch.path().join(part);
+        fs_err::create_dir_all(to.parent().unwrap()).unwrap();
+        fs_err::copy(from.join(part), to).unwrap();
+    }
+    scratch
+}
+
+#[test]
+fn two_denoisers_part_the_noise_levels_at_the_boundary() {
+    let scratch = configurations("wan22-tiny");
+    let denoisers = || {
+        let folder = ModelFolder::open(scratch.path()).unwrap();
+        family_of(&folder).unwrap().denoisers(&folder)
+    };
+    let found: Vec<_> = denoisers().unwrap().iter().map(|denoiser| (denoiser.component, denoiser.from)).collect();
+    assert_eq!(found, [("transformer", 0.875), ("transformer_2", 0.0)]);
+    for wrong in [Value::Null, json!(0), json!(1.0), json!("0.9")] {
+        edit(&scratch.path().join("model_index.json"), |index| index["boundary_ratio"] = wrong);
+        let message = denoisers().unwrap_err().to_string();
+        assert!(message.contains("`boundary_ratio` is ") && message.contains("between 0 and 1"), "{message}");
+    }
+    edit(&scratch.path().join("model_index.json"), |index| index["boundary_ratio"] = json!(0.9));
+    edit(&scratch.path().join("transformer_2/config.json"), |config| config["_name_or_path"] = json!("elsewhere"));
+    assert_eq!(denoisers().unwrap()[0].from, 0.9);
+    edit(&scratch.path().join("transformer_2/config.json"), |config| config["num_layers"] = json!(1));
+    let message = denoisers().unwrap_err().to_string();
+    assert!(message.contains("both denoisers must be of the same size"), "{message}");
+    let folder = ModelFolder::open(fixture("wan-tiny")).unwrap();
+    assert_eq!(family_of(&folder).unwrap().denoisers(&folder).unwrap().len(), 1);
 }
 
 #[test]

@@ -25,11 +25,12 @@ pub(crate) struct Context {
 
 impl Context {
     pub(crate) fn new(team: &Team, trouble: &Trouble) -> Result<Self> {
-        let ranks = team.along(&[Axis::Cp])?;
-        let (ulysses, index) = (team.mesh().ulysses(), ranks.index());
-        let group = |ranks: &[usize]| -> Result<Exchange> { Ok(Exchange::new(team.group(ranks)?, trouble.clone())) };
-        let heads = group(&ranks.ranks()[index / ulysses * ulysses..][..ulysses])?;
-        let ring: Vec<usize> = ranks.ranks().iter().skip(index % ulysses).step_by(ulysses).copied().collect();
+        let (members, index) = (team.ranks(&[Axis::Cp]), team.place(Axis::Cp).0);
+        let ulysses = team.mesh().ulysses();
+        let group =
+            |members: &[usize]| -> Result<Exchange> { Ok(Exchange::new(team.group(members)?, trouble.clone())) };
+        let heads = group(&members[index / ulysses * ulysses..][..ulysses])?;
+        let ring: Vec<usize> = members.iter().skip(index % ulysses).step_by(ulysses).copied().collect();
         Ok(Self { heads, ring: group(&ring)? })
     }
 

@@ -7,6 +7,7 @@
 pub mod checkpoint;
 mod cp;
 pub mod ddp;
+pub mod ep;
 mod error;
 mod exchange;
 pub mod fsdp;

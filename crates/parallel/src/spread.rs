@@ -240,7 +240,7 @@ impl Spread {
 
     /// The last stage's numbers, `count` of them, on all stages.
     pub fn last_stage(&self, own: Vec<f32>, count: usize) -> Result<Vec<f32>> {
-        let Some(pipeline) = &self.pipeline else { return Ok(own) };
+        let Some(pipeline) = self.pipeline.as_ref().filter(|_| count > 0) else { return Ok(own) };
         let own = if pipeline.depth() == 0 { Some(Tensor::f_from_slice(&own)?) } else { None };
         let numbers = Vec::<f32>::try_from(pipeline.last(own)?)?;
         if numbers.len() != count {

@@ -10,10 +10,14 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
 
-/// This rank among those of the run.
+/// This rank among those of the run, or among those that hold the same of its models. Members are counted from 0.
 #[derive(Debug)]
 pub struct Team {
-    world: World,
+    world: Arc<World>,
+    /// The run's rank of each member.
+    ranks: Vec<usize>,
+    /// Which of them this is.
+    index: usize,
     mesh: Mesh,
     everyone: Arc<Group>,
     data: Arc<Group>,
@@ -23,25 +27,37 @@ pub struct Team {
 impl Team {
     /// One rank.
     pub fn alone() -> Result<Self> {
-        Self::on(World::alone(), Mesh::alone(), Device::Cpu)
+        Self::on(Arc::new(World::alone()), vec![0], Mesh::alone(), Device::Cpu)
     }
 
     /// Meets the other ranks, each of which trains on its `device`; nothing between ranks ever takes longer than `timeout`.
     pub fn join(launch: &Launch, mesh: Mesh, timeout: Duration, device: Device) -> Result<Self> {
-        Self::on(World::join(launch, timeout, device)?, mesh, device)
+        let world = World::join(launch, timeout, device)?;
+        let ranks = (0..world.size()).collect();
+        Self::on(Arc::new(world), ranks, mesh, device)
     }
 
-    fn on(world: World, mesh: Mesh, device: Device) -> Result<Self> {
-        if world.size() != mesh.world() {
-            return Err(Error::Unfit(format!("a mesh of {mesh} for {}", counted(world.size(), "rank"))));
-        }
-        let (everyone, data) = (world.everyone()?, world.group(&mesh.data_group(world.rank()))?);
-        Ok(Self { world, mesh, everyone, data, device })
+    fn on(world: Arc<World>, ranks: Vec<usize>, mesh: Mesh, device: Device) -> Result<Self> {
+        let index = ranks.iter().position(|rank| *rank == world.rank());
+        let Some(index) = index.filter(|_| ranks.len() == mesh.world()) else {
+            return Err(Error::Unfit(format!("a mesh of {mesh} for {}", counted(ranks.len(), "rank"))));
+        };
+        let data: Vec<usize> = mesh.data_group(index).into_iter().map(|member| ranks[member]).collect();
+        let (everyone, data) = (world.group(&ranks)?, world.group(&data)?);
+        Ok(Self { world, ranks, index, mesh, everyone, data, device })
+    }
+
+    /// The members at this one's place along `axis`, as a team of their own, to which the axis does not exist. All must ask at the
+    /// same point.
+    pub fn apart(&self, axis: Axis) -> Result<Self> {
+        let others: Vec<Axis> = Axis::ALL.into_iter().filter(|other| *other != axis).collect();
+        let ranks = self.ranks(&others).into_iter().map(|member| self.ranks[member]).collect();
+        Self::on(Arc::clone(&self.world), ranks, self.mesh.with(axis, 1), self.device)
     }
 
     /// Whether this rank writes what is written once.
     pub fn leads(&self) -> bool {
-        self.world.rank() == 0
+        self.index == 0
     }
 
     /// Where this rank's activations are, if it is one of several.
@@ -61,22 +77,23 @@ impl Team {
 
     /// This rank's place along an axis, and the axis's degree.
     pub fn place(&self, axis: Axis) -> (usize, usize) {
-        (self.mesh.coordinates(self.world.rank())[axis as usize], self.mesh.degree(axis))
+        (self.mesh.coordinates(self.index)[axis as usize], self.mesh.degree(axis))
     }
 
-    /// The ranks that differ from this one along `axes` at most. All ranks must ask for the same axes.
+    /// The members that differ from this one along `axes` at most. All must ask for the same axes.
     pub fn along(&self, axes: &[Axis]) -> Result<Arc<Group>> {
         self.group(&self.ranks(axes))
     }
 
-    /// As [`along`](Self::along), their ranks.
+    /// As [`along`](Self::along), which they are.
     pub(crate) fn ranks(&self, axes: &[Axis]) -> Vec<usize> {
-        self.mesh.group(self.world.rank(), axes)
+        self.mesh.group(self.index, axes)
     }
 
-    /// The group of these ranks, of which this is one; all of them must ask for it.
-    pub fn group(&self, ranks: &[usize]) -> Result<Arc<Group>> {
-        Ok(self.world.group(ranks)?)
+    /// The group of these members, of which this is one; all of them must ask for it.
+    pub fn group(&self, members: &[usize]) -> Result<Arc<Group>> {
+        let ranks: Vec<usize> = members.iter().map(|member| self.ranks[*member]).collect();
+        Ok(self.world.group(&ranks)?)
     }
 
     /// Where the calls between ranks can be recorded.
@@ -119,6 +136,11 @@ impl Team {
         Ok(self.everyone.all_reduce(tensor, Reduction::Max)?.wait()?)
     }
 
+    /// The sum along an axis of the members' numbers.
+    pub fn sum_along(&self, axis: Axis, number: f64) -> Result<f64> {
+        Ok(reduced(self.along(&[axis])?.as_ref(), &[number], Reduction::Sum)?[0])
+    }
+
     /// The sum of the ranks' numbers.
     pub(crate) fn total(&self, number: f64) -> Result<f64> {
         Ok(reduced(&self.everyone, &[number], Reduction::Sum)?[0])
@@ -151,7 +173,7 @@ impl Team {
         let all: Vec<i64> = Vec::try_from(all)?;
         let (rank, world) = (self.world.rank(), self.world.size());
         match all.iter().position(|other| *other != value as i64) {
-            Some(other) => Err(Error::Differ { rank, world, what: what.to_owned(), other }),
+            Some(other) => Err(Error::Differ { rank, world, what: what.to_owned(), other: self.ranks[other] }),
             None => Ok(()),
         }
     }

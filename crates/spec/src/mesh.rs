@@ -7,6 +7,8 @@ use crate::{Problem, counted};
 /// An axis of the mesh. Ranks that are neighbours on a later axis lie closer together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Axis {
+    /// Experts: whole models for different samples, which share nothing but the step.
+    Ep,
     /// Pipeline: consecutive blocks.
     Pp,
     /// Data, with whole copies of the parameters.
@@ -17,13 +19,11 @@ pub enum Axis {
     Cp,
     /// Tensor: parts of a layer.
     Tp,
-    /// Experts.
-    Ep,
 }
 
 impl Axis {
     /// All axes, outermost first.
-    pub const ALL: [Self; 6] = [Self::Pp, Self::DpReplicate, Self::DpShard, Self::Cp, Self::Tp, Self::Ep];
+    pub const ALL: [Self; 6] = [Self::Ep, Self::Pp, Self::DpReplicate, Self::DpShard, Self::Cp, Self::Tp];
 
     /// Short name, such as `dp_shard`.
     pub fn name(self) -> &'static str {
@@ -123,7 +123,7 @@ impl Mesh {
             let message = format!("dp_replicate_size {replicate} does not divide dp_size {dp}");
             return Err(Problem::new(message).field("dp_replicate_size").help("dp_size counts the replicas, too"));
         }
-        Ok(Self { degrees: [pp, replicate, dp / replicate, cp, tp, ep], ring })
+        Ok(Self { degrees: [ep, pp, replicate, dp / replicate, cp, tp], ring })
     }
 
     /// Ranks along `cp` that trade tokens for heads with each other.
@@ -169,9 +169,9 @@ impl Mesh {
             .collect()
     }
 
-    /// Ranks that see different samples: the data axes of `rank`.
+    /// Ranks that see different samples: those of other experts, and along the data axes of `rank`.
     pub fn data_group(&self, rank: usize) -> Vec<usize> {
-        self.group(rank, &[Axis::DpReplicate, Axis::DpShard])
+        self.group(rank, &[Axis::Ep, Axis::DpReplicate, Axis::DpShard])
     }
 }
 
@@ -274,6 +274,14 @@ mod tests {
         assert_eq!(mesh.data_group(1), [1, 3, 5, 7]);
         assert_eq!(mesh.to_string(), "dp_shard 4 × tp 2");
         assert_eq!(Mesh::alone().to_string(), "1 rank");
+    }
+
+    #[test]
+    fn experts_lie_furthest_apart_and_see_other_samples() {
+        let mesh = Mesh::of(&Asked { ep: 2, tp: 2, ..asked() }, 8).unwrap();
+        assert_eq!(mesh.to_string(), "ep 2 × dp_shard 2 × tp 2");
+        assert_eq!(mesh.group(1, &[Axis::Ep]), [1, 5]);
+        assert_eq!(mesh.data_group(0), [0, 2, 4, 6]);
     }
 
     #[test]

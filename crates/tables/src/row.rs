@@ -325,6 +325,8 @@ table! {
         steps: i32,
         /// Distilled guidance, or classifier-free where the pipeline calls that so.
         guidance: f32,
+        /// That of the second denoiser, where there are two.
+        guidance_2: Option<f32>,
         /// Classifier-free guidance beside it, when on.
         true_cfg: Option<f32>,
         /// Adapter, when there was one.

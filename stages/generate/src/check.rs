@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use spec::Problem;
 use stage::{CheckRequest, Checked, Source, SourceKind};
 
-use crate::checkpoint::ADAPTER_FILES;
+use crate::checkpoint::{self, ADAPTER_FILES, ADAPTER_PLACES};
 use crate::parameters::{Parameters, Settings};
 use crate::plan::DEFAULT_TRUE_CFG;
 use crate::prompts::{self, Prompt};
 
 /// Files of the base model that decide a picture; what a full fine-tune replaced counts, too, since training began with it.
 const PARTS: &[&str] =
-    &["model_index.json", "scheduler/**", "transformer/**", "vae/**", "text_encoder*/**", "tokenizer*/**"];
+    &["model_index.json", "scheduler/**", "transformer*/**", "vae/**", "text_encoder*/**", "tokenizer*/**"];
 
 /// What is wrong, what the result depends on, and what has no effect.
 pub(crate) fn check(parameters: &Parameters, settings: &Settings, request: &CheckRequest) -> Checked {
@@ -157,15 +157,14 @@ fn lora_source(written: &str, base_dir: &Path) -> Result<Source, Problem> {
         return Err(problem.help("a relative path starts at the recipe's folder").field("lora"));
     }
     // Without a revision there is one thing that can be wrong.
-    let parts = ["*.safetensors", "adapter_config.json"];
+    let parts = ["*.safetensors", "*adapter_config.json"];
     let source = Source::model("lora", written, None, base_dir, &parts).map_err(|_| {
         let message = format!("`{written}` is neither an existing file or folder nor a Hub id");
         let help = "write the path of a `.safetensors` file, or of a folder with one, relative to";
         Problem::new(message).help(format!("{help} `{}`, or `OWNER/NAME`", base_dir.display())).field("lora")
     })?;
-    let holds_adapter =
-        || store::files_matching(&path, &["*.safetensors".to_owned()]).is_ok_and(|files| !files.is_empty());
-    if source.kind == SourceKind::Path && !holds_adapter() {
+    let holds_adapter = ADAPTER_PLACES.iter().any(|place| checkpoint::holds_adapter(&path.join(place)));
+    if source.kind == SourceKind::Path && !holds_adapter {
         let problem = Problem::new(format!("folder `{written}` holds no adapter"));
         let help = format!("expected `{}` in it", ADAPTER_FILES.join("` or `"));
         return Err(problem.help(help).field("lora"));
@@ -185,6 +184,8 @@ fn numbers(parameters: &Parameters, settings: &Settings, look: Option<&Look>) ->
     expect(parameters.images_per_prompt > 0, "images_per_prompt", &parameters.images_per_prompt, "1 or more");
     expect(parameters.max_sequence_length > 0, "max_sequence_length", &parameters.max_sequence_length, "1 or more");
     expect(parameters.guidance.is_finite(), "guidance", &parameters.guidance, "a number");
+    let second = parameters.guidance_2;
+    expect(second.is_none_or(f64::is_finite), "guidance_2", &second.unwrap_or_default(), "a number");
     expect(parameters.lora_scale.is_finite(), "lora_scale", &parameters.lora_scale, "a number");
     expect(settings.batch_size > 0, "batch_size", &settings.batch_size, "1 or more");
     if let Some(scale) = parameters.true_cfg_scale {
@@ -196,6 +197,7 @@ fn numbers(parameters: &Parameters, settings: &Settings, look: Option<&Look>) ->
     }
     problems.extend(sides(parameters, look.map_or(1, |look| look.unit)));
     problems.extend(look.into_iter().flat_map(|look| length(parameters, look.clips)));
+    problems.extend(look.and_then(|look| second_guidance(parameters, look.denoisers)));
     problems
 }
 
@@ -227,6 +229,22 @@ pub(crate) fn length(parameters: &Parameters, clips: Option<Clips>) -> Vec<Probl
     problems
 }
 
+/// Guidance of a second denoiser that the model does not have, or that guides nothing.
+pub(crate) fn second_guidance(parameters: &Parameters, denoisers: usize) -> Option<Problem> {
+    let second = parameters.guidance_2?;
+    let problem = if denoisers < 2 {
+        Problem::new(format!("`guidance_2` is {second}, but the model has one denoiser"))
+    } else if parameters.guidance <= 1.0 {
+        let guidance = parameters.guidance;
+        Problem::new(format!(
+            "`guidance_2` is {second} and has no effect: `guidance` is {guidance}, which is no guidance"
+        ))
+    } else {
+        return None;
+    };
+    Some(problem.help("remove `guidance_2`").field("guidance_2"))
+}
+
 /// Width and height that are not multiples of `unit`. diffusers rounds them down; a picture of another size than asked is no answer.
 pub(crate) fn sides(parameters: &Parameters, unit: u32) -> Vec<Problem> {
     let problem = |(name, side): (&str, u32)| {
@@ -241,6 +259,7 @@ pub(crate) fn sides(parameters: &Parameters, unit: u32) -> Vec<Problem> {
 struct Look {
     takes_guidance: bool,
     classifier_free: bool,
+    denoisers: usize,
     clips: Option<Clips>,
     unit: u32,
     max_tokens: usize,
@@ -264,6 +283,7 @@ fn look_at(path: &Path) -> Result<Look, Problem> {
     Ok(Look {
         takes_guidance: family.takes_guidance(&folder).map_err(problem)?,
         classifier_free: family.sampling().classifier_free,
+        denoisers: family.denoisers(&folder).map_err(problem)?.len(),
         clips: family.clips(&folder).map_err(problem)?,
         unit: family.pixel_unit(&folder).map_err(problem)?,
         max_tokens: family.max_tokens(),

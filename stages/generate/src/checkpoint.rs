@@ -11,6 +11,15 @@ pub(crate) const ADAPTER_FILES: [&str; 2] = ["pytorch_lora_weights.safetensors",
 /// Stands for the checkpoint that training found the best.
 const BEST: &str = "best";
 
+/// Where in a folder an adapter may lie: that of the first denoiser, that of another.
+pub(crate) const ADAPTER_PLACES: [&str; 2] = ["", "transformer_2"];
+
+/// Whether there is an adapter in a folder, not in one inside it, in whatever dialect.
+pub(crate) fn holds_adapter(folder: &Path) -> bool {
+    let names = fs_err::read_dir(folder).into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()));
+    names.into_iter().any(|path| path.extension().is_some_and(|extension| extension == "safetensors"))
+}
+
 /// A checkpoint of the `train` artifact.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
@@ -52,7 +61,7 @@ pub(crate) fn find(artifact: &Path, named: Option<&str>) -> Result<Checkpoint, P
     let path = artifact.join(&name);
     let kind = if path.join("model_index.json").is_file() {
         Kind::Pipeline
-    } else if ADAPTER_FILES.iter().any(|file| path.join(file).is_file()) {
+    } else if ADAPTER_PLACES.iter().any(|place| holds_adapter(&path.join(place))) {
         Kind::Lora
     } else {
         let message = format!("checkpoint `{}` holds neither a `model_index.json` nor adapter files", path.display());

@@ -80,15 +80,16 @@ impl Stage for Generate {
         let drawn = Drawn {
             guided: takes_guidance || rules.classifier_free,
             classifier_free: rules.classifier_free,
+            second: models.second_guidance(),
             frames: models.clips.map_or(1, |_| parameters.frames.unwrap_or(check::DEFAULT_FRAMES)),
             fps: parameters.fps.or(models.clips.map(|clips| clips.fps)).unwrap_or(1),
         };
         let mut album = Album::new(work, &shots, drawn);
         for base in if parameters.with_base { vec![false, true] } else { vec![false] } {
-            let (transformer, weights) = models.transformer(base)?;
+            let (denoisers, weights) = models.denoisers(base)?;
             let renderer = Renderer {
                 family: models.family,
-                transformer,
+                denoisers,
                 vae: &vae,
                 scheduler: &scheduler,
                 takes_guidance,

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use models::{Clips, DynTextEncoders, DynTransformer, DynVae, Family, ModelFolder};
+use models::{Clips, Denoiser, DynTextEncoders, DynTransformer, DynVae, Family, ModelFolder};
 use nn::lora_file::AdapterFile;
 use nn::{BuildOptions, Builder, Weights};
 use spec::Problem;
@@ -12,7 +12,7 @@ use store::{Digest, Entry, Identity, Manifest};
 use tch::{Device, Kind};
 
 use crate::checkpoint::{self, Checkpoint};
-use crate::{Generate, check, picture, unusable};
+use crate::{Generate, Parameters, check, picture, unusable};
 
 /// The model folders and adapters of a run.
 pub(crate) struct Models<'a> {
@@ -25,6 +25,8 @@ pub(crate) struct Models<'a> {
     folder: ModelFolder,
     /// Its family.
     pub(crate) family: &'static dyn Family,
+    /// Its denoisers.
+    denoisers: Vec<Denoiser>,
     /// How it sees time, if it does.
     pub(crate) clips: Option<Clips>,
 }
@@ -33,6 +35,19 @@ pub(crate) struct Models<'a> {
 struct Lora {
     name: String,
     path: PathBuf,
+}
+
+impl Lora {
+    /// What of it is for one denoiser out of `all`: a file is for the first, a folder may have something for any.
+    fn of(&self, denoiser: &Denoiser, all: &[Denoiser]) -> Option<PathBuf> {
+        let there = |denoiser: &Denoiser| {
+            let place = denoiser.place(&self.path);
+            (place.is_file() || checkpoint::holds_adapter(&place)).then_some(place)
+        };
+        // One with nothing in any place goes to the first, which says what is missing.
+        let first = || all.first().filter(|first| *first == denoiser && all.iter().all(|one| there(one).is_none()));
+        there(denoiser).or_else(|| first().map(|first| first.place(&self.path)))
+    }
 }
 
 impl<'a> Models<'a> {
@@ -60,7 +75,11 @@ impl<'a> Models<'a> {
         if let Some(problem) = check::length(parameters, clips).into_iter().next() {
             return Err(Failure::new(Exit::Recipe, problem));
         }
-        Ok(Self { work, device, checkpoint, base, folder, family, clips })
+        let denoisers = family.denoisers(&folder).map_err(unusable)?;
+        if let Some(problem) = check::second_guidance(parameters, denoisers.len()) {
+            return Err(Failure::new(Exit::Recipe, problem));
+        }
+        Ok(Self { work, device, checkpoint, base, folder, family, denoisers, clips })
     }
 
     /// Name of the checkpoint, if there is one.
@@ -90,17 +109,42 @@ impl<'a> Models<'a> {
         self.family.takes_guidance(&self.folder).map_err(unusable)
     }
 
-    /// The trained denoiser, or the base model's, and what pictures of it are labelled with.
-    pub(crate) fn transformer(&self, base: bool) -> Result<(DynTransformer, picture::Weights), Failure> {
+    /// `guidance` of the second denoiser, if there is one.
+    pub(crate) fn second_guidance(&self) -> Option<f64> {
+        let Parameters { guidance, guidance_2, .. } = self.work.parameters;
+        (self.denoisers.len() > 1).then(|| guidance_2.unwrap_or(guidance))
+    }
+
+    /// The trained denoisers, or the base model's, each with the lowest level that it is for, and what their pictures are labelled
+    /// with.
+    pub(crate) fn denoisers(&self, base: bool) -> Result<(Vec<(f64, DynTransformer)>, picture::Weights), Failure> {
         let folder = self.base.as_ref().filter(|_| base).unwrap_or(&self.folder);
         let loras = if base { Vec::new() } else { self.loras()? };
-        let mut adapters = Vec::new();
-        for lora in &loras {
-            adapters.push(AdapterFile::open(&lora.path).map_err(unusable)?);
-        }
+        let parts = self.family.denoisers(folder).map_err(unusable)?;
+        let denoiser = |part: &Denoiser| -> Result<(f64, DynTransformer), Failure> {
+            let adapters = loras.iter().filter_map(|lora| lora.of(part, &parts));
+            let adapters: nn::Result<Vec<_>> = adapters.map(|path| AdapterFile::open(&path)).collect();
+            Ok((part.from, self.transformer(folder, part, &adapters.map_err(unusable)?)?))
+        };
+        let denoisers = parts.iter().map(denoiser).collect::<Result<_, _>>()?;
+        let names: Vec<_> = loras.into_iter().map(|lora| lora.name).collect();
+        let label = picture::Weights {
+            model: self.work.parameters.model.clone(),
+            checkpoint: if base { self.base_label()? } else { self.label()? },
+            lora: if names.is_empty() { None } else { Some(names.join(" + ")) },
+        };
+        Ok((denoisers, label))
+    }
+
+    fn transformer(
+        &self,
+        folder: &ModelFolder,
+        part: &Denoiser,
+        adapters: &[AdapterFile],
+    ) -> Result<DynTransformer, Failure> {
         // A first one stays beside the weights, as diffusers runs it; the rest is added to them.
         let (adapter, merged) = adapters.split_first().unzip();
-        let weights = Weights::open(&folder.path.join("transformer"), "diffusion_pytorch_model").map_err(unusable)?;
+        let weights = Weights::open(&folder.path.join(part.component), "diffusion_pytorch_model").map_err(unusable)?;
         let options = BuildOptions { adapter: adapter.map(AdapterFile::spec), ..self.options() };
         let builder = Builder::from_weights(weights, options);
         let transformer = self.family.transformer(folder, &builder).map_err(unusable)?;
@@ -113,13 +157,7 @@ impl<'a> Models<'a> {
         for adapter in merged.unwrap_or_default() {
             adapter.merge_into(&built, strength).map_err(unusable)?;
         }
-        let names: Vec<_> = loras.into_iter().map(|lora| lora.name).collect();
-        let label = picture::Weights {
-            model: self.work.parameters.model.clone(),
-            checkpoint: if base { self.base_label()? } else { self.label()? },
-            lora: if names.is_empty() { None } else { Some(names.join(" + ")) },
-        };
-        Ok((transformer, label))
+        Ok(transformer)
     }
 
     fn options(&self) -> BuildOptions {

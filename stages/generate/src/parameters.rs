@@ -58,6 +58,9 @@ pub struct Parameters {
     /// pipeline that is built on it (Wan), where 1 is no guidance. A model with neither ignores it.
     #[serde(default = "default::guidance")]
     pub guidance: f64,
+    /// That of the second denoiser of a model that has two (Wan 2.2, below its boundary); `guidance` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guidance_2: Option<f64>,
     /// Seed of the first picture of every prompt, so that prompts compare; the picture after it takes `seed + 1`, and so on.
     #[serde(default)]
     pub seed: u64,

@@ -45,6 +45,8 @@ pub(crate) struct Drawn {
     pub(crate) guided: bool,
     /// Whether it is that of classifier-free guidance.
     pub(crate) classifier_free: bool,
+    /// `guidance` of the second denoiser, if there is one.
+    pub(crate) second: Option<f64>,
     /// Frames, 1 for a picture.
     pub(crate) frames: u32,
     /// Frames in a second of a clip.
@@ -64,6 +66,9 @@ pub(crate) fn settings(shot: &Shot, parameters: &Parameters, drawn: Drawn, weigh
     text.push(("steps", parameters.steps.to_string()));
     if drawn.guided {
         text.push(("guidance", parameters.guidance.to_string()));
+    }
+    if let Some(guidance) = drawn.second {
+        text.push(("guidance_2", guidance.to_string()));
     }
     text.push(("width", parameters.width.to_string()));
     text.push(("height", parameters.height.to_string()));
@@ -102,6 +107,7 @@ pub(crate) fn row(
         fps: (drawn.frames > 1).then_some(drawn.fps as i32),
         steps: parameters.steps as i32,
         guidance: parameters.guidance as f32,
+        guidance_2: drawn.second.map(|guidance| guidance as f32),
         true_cfg: shot.negative.as_ref().filter(|_| !drawn.classifier_free).map(|(_, scale)| *scale as f32),
         lora: weights.lora.clone(),
         lora_scale: weights.lora.as_ref().map(|_| parameters.lora_scale as f32),

@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use diffusion::sample::{Guidance, sample};
+use diffusion::sample::{Denoiser, Guidance, sample};
 use diffusion::schedule::{Scheduler, Spacing};
 use media::Picture;
 use models::{DynTransformer, DynVae, Family, Text};
@@ -19,8 +19,8 @@ use crate::{picture, unusable};
 pub(crate) struct Renderer<'a> {
     /// Its family.
     pub(crate) family: &'static dyn Family,
-    /// The denoiser.
-    pub(crate) transformer: DynTransformer,
+    /// The denoisers, each with the lowest level that it is for.
+    pub(crate) denoisers: Vec<(f64, DynTransformer)>,
     /// The VAE.
     pub(crate) vae: &'a DynVae,
     /// Levels of noise.
@@ -61,14 +61,18 @@ impl Renderer<'_> {
             conditions(|shot| Some(&shot.prompt))?.ok_or_else(|| spec::Problem::new("a prompt was not encoded"))?;
         let negative = conditions(|shot| shot.negative.as_ref().map(|(text, _)| text.as_str()))?;
         let scale = shots.first().and_then(|shot| shot.negative.as_ref()).map(|(_, scale)| *scale);
+        let scales = [scale, scale.and(self.parameters.guidance_2).or(scale)].map(|scale| scale.unwrap_or(1.0));
+        let denoisers = self.denoisers.iter().zip(scales);
+        let denoisers: Vec<_> =
+            denoisers.map(|((from, model), scale)| Denoiser::new(model.as_ref(), *from, scale)).collect();
         let guidance = Guidance {
             positive: &positive,
-            negative: negative.as_ref().zip(scale),
+            negative: negative.as_ref(),
             distilled: self.takes_guidance.then_some(self.parameters.guidance as f32),
         };
         let initial = Tensor::cat(&noise.map_err(unusable)?, 0).to_device(self.device);
-        let latents = sample(self.transformer.as_ref(), &schedule, initial, &guidance, kind, on_step)
-            .map_err(Failure::from_diagnostic)?;
+        let latents =
+            sample(&denoisers, &schedule, initial, &guidance, kind, on_step).map_err(Failure::from_diagnostic)?;
         let Some(latents) = latents else { return Ok(None) };
         // One at a time: decoding needs far more memory than denoising.
         let mut pictures = Vec::with_capacity(shots.len());

@@ -2,7 +2,7 @@
 //! CPU. Every draw is a function of (seed, sample, step), so it does not matter who shares the batch.
 
 use diffusion::flow::{self, Weighting};
-use diffusion::timestep::Levels;
+use diffusion::timestep::{Levels, Window};
 use models::Family;
 use nn::Conditions;
 use nn::rng::Stream;
@@ -15,6 +15,8 @@ use crate::dataset::Dataset;
 pub(crate) struct Recipe {
     pub(crate) seed: u64,
     pub(crate) levels: Levels,
+    /// The levels of each expert.
+    pub(crate) windows: Vec<Window>,
     pub(crate) weighting: Weighting,
     /// Chance that a sample's caption gives way to the empty one.
     pub(crate) dropout: f64,
@@ -25,8 +27,10 @@ pub(crate) struct Recipe {
     pub(crate) device: Device,
 }
 
-/// Samples of one bucket, drawn for one step.
+/// Samples of one bucket, drawn for one step, and for one expert.
 pub(crate) struct Batch {
+    /// Number of the expert among those that the rank holds.
+    pub(crate) expert: usize,
     pub(crate) draws: Vec<Draw>,
     /// f32 [B, ...].
     pub(crate) clean: Tensor,
@@ -41,6 +45,8 @@ pub(crate) struct Batch {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Draw {
     pub(crate) sigma: f32,
+    /// Number of the expert that the level belongs to.
+    pub(crate) expert: usize,
     pub(crate) weight: f32,
     pub(crate) dropped: bool,
     /// Key of the sample's LoRA dropout mask.
@@ -54,10 +60,17 @@ impl Recipe {
         let sigma = self.levels.sigma(self.seed, sample_id, step);
         Draw {
             sigma,
+            // A level that is drawn is in a window.
+            expert: self.expert(sigma).unwrap_or(0),
             weight: self.weighting.weight(sigma),
             dropped: stream("caption dropout").uniform() < self.dropout,
             mask: stream("lora dropout").bits64(),
         }
+    }
+
+    /// Number of the expert that a level belongs to, if it is trained.
+    pub(crate) fn expert(&self, sigma: f32) -> Option<usize> {
+        self.windows.iter().position(|window| window.holds(sigma))
     }
 
     /// Draws and stacks `samples` for optimizer step `step`.
@@ -69,7 +82,7 @@ impl Recipe {
 
     /// The same samples at a given level, with text, and with noise that no step shares: for validation.
     pub(crate) fn fixed_batch(&self, dataset: &Dataset, samples: &[usize], sigma: f32) -> Result<Batch, Failure> {
-        let draw = Draw { sigma, weight: 1.0, dropped: false, mask: 0 };
+        let draw = Draw { sigma, expert: 0, weight: 1.0, dropped: false, mask: 0 };
         let noise = |sample: &usize, shape: &[i64]| {
             let id = dataset.items()[*sample].sample_id.as_str();
             let count = shape.iter().product::<i64>() as usize;
@@ -96,6 +109,7 @@ impl Recipe {
         let conditions = conditions.map_err(Failure::from_diagnostic)?.into_iter();
         let ready = |tensor: &Tensor| torch::host::pinned(tensor, self.device).map_err(Failure::from_diagnostic);
         Ok(Batch {
+            expert: 0,
             draws,
             clean: ready(&clean)?,
             noise: ready(&Tensor::stack(&noise, 0))?,

@@ -11,12 +11,11 @@ use stage::{Checked, Source, SourceKind};
 use tch::{Device, Kind};
 
 use crate::config::{self, Config, Loaded};
-use crate::session;
-use crate::{Parameters, Settings};
+use crate::{Parameters, Settings, experts, session};
 
 /// Files of the model that a checkpoint is made from: all of its pipeline.
 const PARTS: &[&str] =
-    &["model_index.json", "scheduler/**", "transformer/**", "vae/**", "text_encoder*/**", "tokenizer*/**"];
+    &["model_index.json", "scheduler/**", "transformer*/**", "vae/**", "text_encoder*/**", "tokenizer*/**"];
 
 /// What is wrong, what the result depends on, and what has no effect.
 pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path, ranks: usize) -> Checked {
@@ -127,6 +126,15 @@ fn against_family(
     {
         let message = format!("`model.pipeline_spec.transformer_cls` is `{asked}`, but the model has a `{class}`");
         refuse("model.pipeline_spec.transformer_cls", Problem::new(message));
+    }
+    match experts::all(config, family, folder) {
+        Err(error) => refuse("model.pretrained_model_name_or_path", problem_of(&error)),
+        Ok(all) => {
+            let shared = |trained: Vec<_>| experts::shared(config, &trained, mesh.unwrap_or(&Mesh::alone()));
+            if let Err((path, problem)) = experts::trained(config, &all).and_then(shared) {
+                refuse(path, problem);
+            }
+        }
     }
     let adapter = session::adapter_spec(config, family);
     let has_peft = adapter.is_some();

@@ -13,6 +13,7 @@ use stage::{Exit, Failure};
 use store::Digest;
 
 use crate::config::Config;
+use crate::experts::Expert;
 use crate::session::Session;
 use crate::unusable;
 
@@ -153,10 +154,9 @@ pub(crate) fn write_progress(
     config: Value,
 ) -> Result<(), Failure> {
     let mut files = BTreeMap::new();
-    for entry in fs_err::read_dir(folder)? {
-        let entry = entry?;
-        let digest = Digest::of_file(&entry.path()).map_err(Failure::from_diagnostic)?;
-        files.insert(entry.file_name().to_string_lossy().into_owned(), digest);
+    for name in store::files_matching(folder, &[]).map_err(Failure::from_error)? {
+        let digest = Digest::of_file(&folder.join(&name)).map_err(Failure::from_diagnostic)?;
+        files.insert(name, digest);
     }
     let state = State { format: FORMAT, steps: step + 1, epoch, seed, config, files, seal: None };
     let state = state.sealed().map_err(Failure::from_error)?;
@@ -188,28 +188,39 @@ pub(crate) fn restore(
     if !foreign && serde_json::to_value(config).ok().as_ref() != Some(&state.config) {
         return Err(refuse("it was written under another training recipe".to_owned()));
     }
+    for expert in &mut session.experts {
+        let folder = expert.role.denoiser.place(&folder);
+        if !folder.join("weights.safetensors").is_file() {
+            return Err(refuse(format!("it holds no state of `{}`", expert.role.denoiser.component)));
+        }
+        restore_expert(expert, &folder, &refuse)?;
+    }
+    Ok(state.steps)
+}
+
+fn restore_expert(expert: &mut Expert, folder: &Path, refuse: &dyn Fn(String) -> Failure) -> Result<(), Failure> {
     let open = |name: &str| Weights::file(&folder.join(format!("{name}.safetensors"))).map_err(unusable);
     // What this rank holds of each tensor.
     let seen = |weights: Weights, spread: &Spread| weights.seen(|name| spread.share(name)).map_err(unusable);
     let weights = open("weights")?;
     let count = weights.names().count();
-    let trained = session.spread.trained().len();
+    let trained = expert.spread.trained().len();
     if count != trained {
         return Err(refuse(format!("it holds {count} trained tensors, the model has {trained}")));
     }
-    let weights = seen(weights, &session.spread)?;
-    for named in session.trained() {
+    let weights = seen(weights, &expert.spread)?;
+    for named in expert.trained() {
         let saved = weights.tensor_of_shape(&named.name, &named.tensor.size()).map_err(unusable)?;
         tch::no_grad(|| named.tensor.shallow_clone().copy_(&saved));
     }
-    session.optimizer.load_state(&seen(open("optimizer")?, &session.spread)?).map_err(unusable)?;
-    if let Some(ema) = &mut session.ema {
+    expert.optimizer.load_state(&seen(open("optimizer")?, &expert.spread)?).map_err(unusable)?;
+    if let Some(ema) = &mut expert.ema {
         // A checkpoint without an average starts one at its weights.
         if folder.join("ema.safetensors").is_file() {
-            ema.load_state(&seen(open("ema")?, &session.spread)?).map_err(unusable)?;
+            ema.load_state(&seen(open("ema")?, &expert.spread)?).map_err(unusable)?;
         } else {
-            *ema = nn::ema::Ema::new(session.optimizer.parameters().to_vec()).map_err(Failure::from_diagnostic)?;
+            *ema = nn::ema::Ema::new(expert.optimizer.parameters().to_vec()).map_err(Failure::from_diagnostic)?;
         }
     }
-    Ok(state.steps)
+    Ok(())
 }

@@ -13,19 +13,35 @@ pub(crate) struct Unchanged<'a> {
     pub(crate) immutable: bool,
     /// An earlier checkpoint of this run.
     pub(crate) previous: Option<&'a Path>,
+    /// Names of the denoisers that are trained.
+    pub(crate) trained: &'a [&'static str],
+    /// Border between two denoisers, if they were trained with another than that of the model's index.
+    pub(crate) boundary: Option<f64>,
 }
 
+const INDEX: &str = "model_index.json";
+
 impl Unchanged<'_> {
-    /// Puts everything but the denoiser's weights into `folder`.
+    /// Puts everything but the weights of trained denoisers into `folder`.
     pub(crate) fn place(&self, folder: &Path) -> Result<(), Failure> {
         for file in self.files()? {
             let target = folder.join(&file);
             if let Some(parent) = target.parent() {
                 fs_err::create_dir_all(parent)?;
             }
-            self.place_file(&file, &target)?;
+            match self.boundary.filter(|_| file == Path::new(INDEX)) {
+                Some(boundary) => self.write_index(boundary, &target)?,
+                None => self.place_file(&file, &target)?,
+            }
         }
         Ok(())
+    }
+
+    fn write_index(&self, boundary: f64, target: &Path) -> Result<(), Failure> {
+        let mut index = self.model.index.clone();
+        index["boundary_ratio"] = boundary.into();
+        let text = serde_json::to_string_pretty(&index).map_err(Failure::from_error)?;
+        Ok(fs_err::write(target, text + "\n")?)
     }
 
     fn place_file(&self, file: &Path, target: &Path) -> Result<(), Failure> {
@@ -42,12 +58,13 @@ impl Unchanged<'_> {
         Ok(())
     }
 
-    /// `model_index.json`, the denoiser's configuration, and all files of the other components, relative to the folder.
+    /// `model_index.json`, the trained denoisers' configurations, and all files of the other components, relative to the folder.
     fn files(&self) -> Result<BTreeSet<PathBuf>, Failure> {
-        let mut files: BTreeSet<PathBuf> = ["model_index.json", "transformer/config.json"].map(PathBuf::from).into();
+        let configs = self.trained.iter().map(|name| Path::new(name).join("config.json"));
+        let mut files: BTreeSet<PathBuf> = configs.chain([PathBuf::from(INDEX)]).collect();
         for (name, entry) in self.model.index.as_object().into_iter().flatten() {
             let is_component = entry.get(1).is_some_and(serde_json::Value::is_string);
-            if is_component && name != "transformer" {
+            if is_component && !self.trained.contains(&name.as_str()) {
                 self.walk(Path::new(name), &mut files)?;
             }
         }

@@ -17,6 +17,7 @@ use tch::Kind;
 use crate::checkpoint::{Checkpoint, PARTIAL, STATE, finished, write_progress};
 use crate::components::Unchanged;
 use crate::config::Config;
+use crate::experts::Expert;
 use crate::session::{STEM, Session};
 use crate::{between_ranks, unusable};
 
@@ -33,25 +34,43 @@ pub(crate) struct Origin<'a> {
 pub(crate) struct Draft {
     checkpoint: Checkpoint,
     partial: PathBuf,
-    files: Vec<Together>,
+    /// Of each expert that this rank holds.
+    parts: Vec<Part>,
     /// What one rank does beside its share; none on the others.
     lead: Option<Lead>,
 }
 
+/// What is written of one expert.
+#[derive(Debug)]
+struct Part {
+    files: Vec<Together>,
+    /// On the first of the ranks that hold it: what the checkpoint is for, beside the state that a run goes on from.
+    result: Option<Outcome>,
+}
+
+#[derive(Debug)]
+enum Outcome {
+    /// The index of the weights' files in a component's folder.
+    Weights { folder: PathBuf, plan: Plan },
+    /// The adapter's files, and the folder for them.
+    Adapter { folder: PathBuf, adapter: Parameters, base_model: String },
+}
+
 #[derive(Debug)]
 struct Lead {
-    result: Outcome,
+    /// The unchanged parts of a diffusers folder, if it is to be one.
+    rest: Option<Rest>,
     seed: u64,
     config: Value,
 }
 
-/// What the checkpoint is for, beside the state that a run goes on from.
 #[derive(Debug)]
-enum Outcome {
-    /// A diffusers folder: its unchanged parts, and the index of the denoiser's files.
-    Folder { model: ModelFolder, immutable: bool, previous: Option<PathBuf>, plan: Plan },
-    /// The adapter's files.
-    Adapter { adapter: Parameters, base_model: String },
+struct Rest {
+    model: ModelFolder,
+    immutable: bool,
+    previous: Option<PathBuf>,
+    trained: Vec<&'static str>,
+    boundary: Option<f64>,
 }
 
 impl Draft {
@@ -69,50 +88,27 @@ impl Draft {
         let partial = output.join(format!("{PARTIAL}{}", Checkpoint::name(place.0, place.1)));
         let leads = session.team.leads();
         let previous = if leads { finished(output)?.pop().map(|previous| previous.path) } else { None };
-        let (state, transformer) = (partial.join(STATE), partial.join("transformer"));
-        let shared = |name: &str, tensors: &[Named]| {
-            let parts = session.spread.parts(&session.team, tensors, None).map_err(between_ranks)?;
-            Together::new(&state.join(format!("{name}.safetensors")), parts, &BTreeMap::new()).map_err(between_ranks)
-        };
-        // Whole tensors whatever the mesh, so that any other mesh can go on from them.
-        let mut files = vec![shared("weights", session.trained())?, shared("optimizer", &session.optimizer.state())?];
-        if let Some(ema) = &session.ema {
-            files.push(shared("ema", ema.state())?);
-        }
-        // The result is the average, when there is one.
-        let result = session.ema.as_ref().map_or(session.trained(), nn::ema::Ema::state);
-        let result = if config.peft.is_some() {
-            let whole = session.spread.whole(&session.team, result).map_err(between_ranks)?;
-            let adapter = session.parameters.with_adapter(whole.iter().map(copied).collect::<Result<_, _>>()?);
-            Outcome::Adapter { adapter, base_model: origin.base_model.to_owned() }
-        } else {
-            let kind = Some(Kind::from(config.model.torch_dtype));
-            let parts = session.spread.parts(&session.team, result, kind).map_err(between_ranks)?;
-            let (weights, plan) =
-                Together::model(&transformer, STEM, parts, nn::save::SHARD_BYTES).map_err(between_ranks)?;
-            files.extend(weights);
-            Outcome::Folder { model: session.folder.clone(), immutable: origin.immutable, previous, plan }
-        };
-        if keep {
-            files.iter_mut().try_for_each(Together::keep).map_err(between_ranks)?;
-        }
-        if leads {
-            fs_err::create_dir_all(&state)?;
-            if matches!(result, Outcome::Folder { .. }) {
-                fs_err::create_dir_all(&transformer)?;
-            }
-            files.iter().try_for_each(Together::create).map_err(between_ranks)?;
-        }
+        // Nobody makes a file before what a killed run left is gone.
         session.team.barrier().map_err(between_ranks)?;
+        let part = |expert| Part::new(expert, config, &partial, origin, keep);
+        let parts = session.experts.iter().map(part).collect::<Result<_, _>>()?;
+        session.team.barrier().map_err(between_ranks)?;
+        let rest = config.peft.is_none().then(|| Rest {
+            model: session.folder.clone(),
+            immutable: origin.immutable,
+            previous,
+            trained: session.roles.iter().map(|role| role.denoiser.component).collect(),
+            boundary: config.model.boundary_ratio,
+        });
         let config_value = serde_json::to_value(config).map_err(Failure::from_error)?;
-        let lead = leads.then_some(Lead { result, seed: config.seed, config: config_value });
-        Ok(Self { checkpoint, partial, files, lead })
+        let lead = leads.then_some(Lead { rest, seed: config.seed, config: config_value });
+        Ok(Self { checkpoint, partial, parts, lead })
     }
 
     /// Does the rest, all ranks together.
     pub(crate) fn complete(self, session: &Session) -> Result<Checkpoint, Failure> {
         self.write()?;
-        session.team.barrier().map_err(between_ranks)?;
+        self.close(session)?;
         let checkpoint = self.finish()?;
         session.team.barrier().map_err(between_ranks)?;
         Ok(checkpoint)
@@ -120,25 +116,27 @@ impl Draft {
 
     /// Writes this rank's share.
     fn write(&self) -> Result<(), Failure> {
-        self.files.iter().try_for_each(Together::write).map_err(between_ranks)?;
-        match self.lead.as_ref().map(|lead| &lead.result) {
-            Some(Outcome::Adapter { adapter, base_model }) => {
-                nn::lora_file::save(&self.partial, adapter, Some(base_model)).map_err(unusable)?;
-            }
-            Some(Outcome::Folder { model, immutable, previous, plan }) => {
-                let unchanged = Unchanged { model, immutable: *immutable, previous: previous.as_deref() };
-                unchanged.place(&self.partial)?;
-                plan.write_index(&self.partial.join("transformer"), STEM).map_err(unusable)?;
-            }
-            None => {}
+        self.parts.iter().try_for_each(Part::write)?;
+        if let Some(Rest { model, immutable, previous, trained, boundary }) =
+            self.lead.as_ref().and_then(|lead| lead.rest.as_ref())
+        {
+            let (immutable, previous, boundary) = (*immutable, previous.as_deref(), *boundary);
+            Unchanged { model, immutable, previous, trained, boundary }.place(&self.partial)?;
         }
         Ok(())
     }
 
-    /// Gives the checkpoint its name, after all ranks have written.
+    /// Gives the files their names, once all ranks have written: those of each expert on one of its ranks.
+    fn close(&self, session: &Session) -> Result<(), Failure> {
+        session.team.barrier().map_err(between_ranks)?;
+        let closed = |part: &Part| part.files.iter().try_for_each(Together::finish).map_err(between_ranks);
+        self.parts.iter().filter(|part| part.result.is_some()).try_for_each(closed)?;
+        session.team.barrier().map_err(between_ranks)
+    }
+
+    /// Gives the checkpoint its name, after all files have theirs.
     fn finish(self) -> Result<Checkpoint, Failure> {
         let Some(Lead { seed, config, .. }) = self.lead else { return Ok(self.checkpoint) };
-        self.files.iter().try_for_each(Together::finish).map_err(between_ranks)?;
         let Checkpoint { path, epoch, step } = &self.checkpoint;
         write_progress(&self.partial.join(STATE), (*epoch, *step), seed, config)?;
         fs_err::rename(&self.partial, path)?;
@@ -146,6 +144,60 @@ impl Draft {
             fs_err::File::open(output)?.sync_all()?;
         }
         Ok(self.checkpoint)
+    }
+}
+
+impl Part {
+    /// Lays out what is written of an expert: the ranks that hold it together.
+    fn new(expert: &Expert, config: &Config, partial: &Path, origin: &Origin<'_>, keep: bool) -> Result<Self, Failure> {
+        let Expert { role, team, spread, .. } = expert;
+        let state = role.denoiser.place(&partial.join(STATE));
+        let shared = |name: &str, tensors: &[Named]| {
+            let parts = spread.parts(team, tensors, None).map_err(between_ranks)?;
+            Together::new(&state.join(format!("{name}.safetensors")), parts, &BTreeMap::new()).map_err(between_ranks)
+        };
+        // Whole tensors whatever the mesh, so that any other mesh can go on from them.
+        let mut files = vec![shared("weights", expert.trained())?, shared("optimizer", &expert.optimizer.state())?];
+        if let Some(ema) = &expert.ema {
+            files.push(shared("ema", ema.state())?);
+        }
+        // The result is the average, when there is one.
+        let result = expert.ema.as_ref().map_or(expert.trained(), nn::ema::Ema::state);
+        let (result, folder) = if config.peft.is_some() {
+            let whole = spread.whole(team, result).map_err(between_ranks)?;
+            let adapter = expert.parameters.with_adapter(whole.iter().map(copied).collect::<Result<_, _>>()?);
+            let folder = role.denoiser.place(partial);
+            (Outcome::Adapter { folder: folder.clone(), adapter, base_model: origin.base_model.to_owned() }, folder)
+        } else {
+            let kind = Some(Kind::from(config.model.torch_dtype));
+            let parts = spread.parts(team, result, kind).map_err(between_ranks)?;
+            let folder = partial.join(role.denoiser.component);
+            let (weights, plan) =
+                Together::model(&folder, STEM, parts, nn::save::SHARD_BYTES).map_err(between_ranks)?;
+            files.extend(weights);
+            (Outcome::Weights { folder: folder.clone(), plan }, folder)
+        };
+        if keep {
+            files.iter_mut().try_for_each(Together::keep).map_err(between_ranks)?;
+        }
+        if team.leads() {
+            fs_err::create_dir_all(&state)?;
+            fs_err::create_dir_all(&folder)?;
+            files.iter().try_for_each(Together::create).map_err(between_ranks)?;
+        }
+        Ok(Self { files, result: team.leads().then_some(result) })
+    }
+
+    /// Writes this rank's share of it.
+    fn write(&self) -> Result<(), Failure> {
+        self.files.iter().try_for_each(Together::write).map_err(between_ranks)?;
+        match &self.result {
+            Some(Outcome::Adapter { folder, adapter, base_model }) => {
+                nn::lora_file::save(folder, adapter, Some(base_model)).map(|_| ()).map_err(unusable)
+            }
+            Some(Outcome::Weights { folder, plan }) => plan.write_index(folder, STEM).map(|_| ()).map_err(unusable),
+            None => Ok(()),
+        }
     }
 }
 
@@ -179,7 +231,7 @@ impl Writing {
                 }
                 let draft = joined(thread)?;
                 // Written by all, now that each has come here with its share done.
-                session.team.barrier().map_err(between_ranks)?;
+                draft.close(session)?;
                 thread::Builder::new().name("checkpoint".to_owned()).spawn(move || draft.finish())?
             }
             Self::Name(thread) => thread,

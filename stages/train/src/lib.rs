@@ -10,6 +10,7 @@ mod components;
 mod config;
 mod dataset;
 mod draft;
+mod experts;
 mod parameters;
 mod plan;
 mod prefetch;

@@ -33,6 +33,7 @@ pub(crate) struct Rule {
     pub(crate) drop_last: Option<u64>,
     pub(crate) global_batch: u64,
     pub(crate) local_batch: u64,
+    /// Ranks that share what goes through one model.
     pub(crate) ranks: u64,
 }
 
@@ -119,10 +120,12 @@ impl Epoch<'_> {
         &self.samples[first.min(last)..last]
     }
 
-    /// What `rank` does for step `step` of the epoch, in as many rounds as the other ranks.
-    pub(crate) fn rounds(&self, step: u64, rank: u64) -> Vec<Round> {
+    /// What `rank` does for step `step` of the epoch with those of its samples that `takes` is true of, in as many rounds as the
+    /// other ranks.
+    pub(crate) fn rounds(&self, step: u64, rank: u64, takes: impl Fn(usize) -> bool) -> Vec<Round> {
         let Rule { local_batch, ranks, .. } = *self.rule;
-        let runs = self.group(step).chunk_by(|(a, _), (b, _)| a == b);
+        let taken: Vec<_> = self.group(step).iter().filter(|(_, index)| takes(*index)).copied().collect();
+        let runs = taken.chunk_by(|(a, _), (b, _)| a == b);
         let rounds = runs.flat_map(|run| run.chunks((local_batch * ranks) as usize));
         rounds
             .map(|round| {
@@ -136,7 +139,7 @@ impl Epoch<'_> {
     /// The micro-batches of `rank` in step `step` of the epoch, and how many samples the step has on all ranks.
     #[cfg(test)]
     pub(crate) fn step(&self, step: u64, rank: u64) -> (Vec<MicroBatch>, u64) {
-        let shares = self.rounds(step, rank).into_iter().map(|round| round.share);
+        let shares = self.rounds(step, rank, |_| true).into_iter().map(|round| round.share);
         (shares.filter(|share| !share.is_empty()).collect(), self.group(step).len() as u64)
     }
 }
@@ -236,7 +239,7 @@ mod tests {
             for step in 0..plan.epoch_len() {
                 let of = |rank| -> Vec<Bucket> {
                     let run = |round: Round| items[round.share.first().copied().unwrap_or(round.stand_in)].bucket;
-                    epoch.rounds(step, rank).into_iter().map(run).collect()
+                    epoch.rounds(step, rank, |_| true).into_iter().map(run).collect()
                 };
                 prop_assert!((1..ranks).all(|rank| of(rank) == of(0)));
             }

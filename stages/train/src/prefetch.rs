@@ -1,5 +1,6 @@
 //! Prepares the next micro-batches on a thread of its own while the device works on the present one.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread;
@@ -8,7 +9,8 @@ use stage::Failure;
 
 use crate::batch::{Batch, Draw, Recipe};
 use crate::dataset::Dataset;
-use crate::plan::Plan;
+use crate::experts::Division;
+use crate::plan::{Plan, Round};
 
 /// Micro-batches made ahead of their use.
 const AHEAD: usize = 2;
@@ -19,22 +21,31 @@ pub(crate) enum Piece {
     Batch(Box<Batch>),
 }
 
-/// The start of a step, the same on all ranks but for `batches`.
+/// The start of a step, the same on all ranks but for `work`.
 pub(crate) struct Start {
     /// Samples of the global batch, in the plan's order.
     pub(crate) samples: Vec<(usize, Draw)>,
-    /// Which of them each rank has, by rank, in the order of its micro-batches.
+    /// Which of them each share of the data has, in the order of its micro-batches.
     pub(crate) shares: Vec<Vec<usize>>,
-    /// Micro-batches of this rank that follow.
+    /// What follows for each expert that this rank holds, one after the other.
+    pub(crate) work: Vec<Amount>,
+}
+
+/// How much of a step goes through one expert on this rank.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Amount {
     pub(crate) batches: usize,
+    /// Samples of its own in them.
+    pub(crate) samples: usize,
 }
 
 /// Who shares the work.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ranks {
+    /// This rank's share of the data.
     pub(crate) own: usize,
-    pub(crate) count: usize,
-    /// Whether all of them must run the model as often.
+    pub(crate) division: Division,
+    /// Whether all that hold an expert must run it as often.
     pub(crate) in_step: bool,
 }
 
@@ -59,19 +70,35 @@ pub(crate) fn with_pieces<T>(
                     _ => epoch.insert((number, plan.epoch(number))),
                 };
                 let at = step % plan.epoch_len();
-                let mut rounds = order.rounds(at, ranks.own as u64);
-                rounds.retain(|round| ranks.in_step || !round.share.is_empty());
-                let seen = |sample: usize| (sample, recipe.draw(&dataset.items()[sample].sample_id, step));
-                let samples = order.samples(at).map(|index| seen(planned[index])).collect();
+                let draw = |index: usize| recipe.draw(&dataset.items()[planned[index]].sample_id, step);
+                let drawn: BTreeMap<usize, Draw> = order.samples(at).map(|index| (index, draw(index))).collect();
+                // Of a share: the rounds of each of its experts.
+                let rounds = |share: usize| -> Vec<Vec<Round>> {
+                    let (experts, place) = ranks.division.of(share);
+                    let of = |expert| order.rounds(at, place as u64, |index| drawn[&index].expert == expert);
+                    experts.map(of).collect()
+                };
+                let own: Vec<Vec<Round>> = (rounds(ranks.own).into_iter())
+                    .map(|rounds| rounds.into_iter().filter(|r| ranks.in_step || !r.share.is_empty()).collect())
+                    .collect();
                 let share =
-                    |rank| order.rounds(at, rank as u64).iter().flat_map(|r| &r.share).map(|i| planned[*i]).collect();
-                let shares = (0..ranks.count).map(share).collect();
-                let start = Piece::Step(Start { samples, shares, batches: rounds.len() });
-                let made = rounds.iter().map(|round| -> Result<Piece, Failure> {
+                    |share| rounds(share).iter().flatten().flat_map(|r| &r.share).map(|i| planned[*i]).collect();
+                let amount = |rounds: &Vec<Round>| Amount {
+                    batches: rounds.len(),
+                    samples: rounds.iter().map(|round| round.share.len()).sum(),
+                };
+                let start = Piece::Step(Start {
+                    samples: order.samples(at).map(|index| (planned[index], drawn[&index])).collect(),
+                    shares: (0..ranks.division.shares).map(share).collect(),
+                    work: own.iter().map(amount).collect(),
+                });
+                let numbered =
+                    own.iter().enumerate().flat_map(|(expert, rounds)| rounds.iter().map(move |r| (expert, r)));
+                let made = numbered.map(|(expert, round)| -> Result<Piece, Failure> {
                     let stands_in = round.share.is_empty();
                     let members = if stands_in { std::slice::from_ref(&round.stand_in) } else { &round.share };
                     let samples: Vec<usize> = members.iter().map(|index| planned[*index]).collect();
-                    let batch = Batch { stands_in, ..recipe.batch(dataset, &samples, step)? };
+                    let batch = Batch { expert, stands_in, ..recipe.batch(dataset, &samples, step)? };
                     Ok(Piece::Batch(Box::new(batch)))
                 });
                 for piece in std::iter::once(Ok(start)).chain(made) {

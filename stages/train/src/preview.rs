@@ -1,18 +1,20 @@
 //! Sample pictures while training: prompts are encoded at the start and their encoders freed; the VAE is loaded for each round.
 
+use std::cell::RefCell;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use diffusion::sample::{Guidance, sample};
+use diffusion::sample::{Denoiser, Guidance, Predict, sample};
 use diffusion::schedule::{Scheduler, Spacing};
 use media::Picture;
-use models::Text;
-use nn::{BuildOptions, Conditions};
+use models::{DynTransformer, Text};
+use nn::{BuildOptions, Builder, Conditions, Recompute, Weights};
 use stage::{Events, Failure};
 use tch::{Kind, Tensor};
 
 use crate::config::Samples;
-use crate::session::Session;
+use crate::experts::Role;
+use crate::session::{STEM, Session};
 use crate::{between_ranks, unusable};
 
 /// What is drawn, ready to be drawn again.
@@ -50,6 +52,36 @@ impl<'a> Preview<'a> {
         session.family.conditions(&[text], self.max_tokens, session.device, session.compute).map_err(unusable)
     }
 
+    /// All denoisers of the model. The experts of other ranks predict there, and failing of that goes to `lost`.
+    fn denoisers<'m>(
+        &self,
+        session: &'m Session,
+        untrained: &'m [(Role, DynTransformer)],
+        lost: &'m RefCell<Option<parallel::Error>>,
+    ) -> Vec<Denoiser<'m>> {
+        let Samples { guidance, guidance_2, .. } = self.settings;
+        let denoiser = |(number, role): (usize, &'m Role)| {
+            let scale = if number == 0 { *guidance } else { guidance_2.unwrap_or(*guidance) };
+            let from = role.denoiser.from;
+            if let Some((_, model)) = untrained.iter().find(|(other, _)| other == role) {
+                return Denoiser::new(model.as_ref(), from, scale);
+            }
+            let held = session.experts.iter().find(|expert| expert.role == *role);
+            let predict: Predict<'m> = Box::new(move |inputs| match held {
+                Some(expert) if session.experts.len() == session.roles.len() => {
+                    expert.transformer.forward(inputs, Recompute::default())
+                }
+                held => session.predict_together(role, held, inputs).map_err(|error| {
+                    let told = nn::Error::Invalid(error.to_string());
+                    lost.replace(Some(error));
+                    told
+                }),
+            });
+            Denoiser { predict, from, scale }
+        };
+        session.denoisers.iter().enumerate().map(denoiser).collect()
+    }
+
     /// Draws all prompts after step `step` into `samples/step_S/`, each on one rank; leaves off when interrupted.
     pub(crate) fn draw(&self, session: &Session, output: &Path, step: u64, events: &Events) -> Result<(), Failure> {
         let folder = output.join("samples").join(format!("step_{step}"));
@@ -77,6 +109,9 @@ impl<'a> Preview<'a> {
         let state = if rules.wide_latents { Kind::Float } else { session.compute };
         let distilled = session.family.takes_guidance(&session.folder).map_err(unusable)?.then_some(*guidance as f32);
         let (rank, ranks) = shares(session);
+        let untrained = untrained(session)?;
+        let lost = RefCell::default();
+        let denoisers = self.denoisers(session, &untrained, &lost);
         let own = prompts.iter().enumerate().skip(rank).step_by(ranks);
         for ((number, prompt), text) in own.zip(&self.texts) {
             let positive = self.conditions(session, text)?;
@@ -84,19 +119,18 @@ impl<'a> Preview<'a> {
             let noise = torch::ops::randn_seeded(*seed, &shape).map_err(Failure::from_diagnostic)?;
             let noise = noise.to_device(session.device).to_kind(state);
             let negative = self.empty.as_ref().map(|text| self.conditions(session, text)).transpose()?;
-            let negative = negative.as_ref().map(|conditions| (conditions, *guidance));
-            let guidance = Guidance { positive: &positive, negative, distilled };
+            let guidance = Guidance { positive: &positive, negative: negative.as_ref(), distilled };
             let phase = format!("drawing sample {} of {}", number + 1, prompts.len());
             let mut on_step = |done: usize, total: usize| {
                 events.progress(&phase, done as u64, Some(total as u64), "steps", None);
                 // Ranks that draw together stop together, after the picture.
-                let stop = events.interrupted() && !session.spread.in_step();
+                let stop = events.interrupted() && !session.in_step();
                 if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
             };
-            let model = session.transformer.as_ref();
-            let drawn = sample(model, &schedule, noise, &guidance, session.compute, &mut on_step).map_err(unusable)?;
+            let drawn = sample(&denoisers, &schedule, noise, &guidance, session.compute, &mut on_step);
+            let drawn = drawn.map_err(|error| lost.take().map_or_else(|| unusable(error), between_ranks))?;
             let Some(latents) = drawn else { return Ok(()) };
-            if session.spread.in_step() && !session.team.leads() {
+            if session.in_step() && !session.team.leads() {
                 continue;
             }
             let pixels = tch::no_grad(|| vae.decode(&latents)).map_err(unusable)?;
@@ -109,9 +143,23 @@ impl<'a> Preview<'a> {
     }
 }
 
+/// The denoisers that are not trained, while something is drawn.
+fn untrained(session: &Session) -> Result<Vec<(Role, DynTransformer)>, Failure> {
+    let rest = session.denoisers.iter().filter(|role| !session.roles.contains(role));
+    let load = |role: &Role| {
+        let folder = session.folder.path.join(role.denoiser.component);
+        let options = BuildOptions::frozen(session.device, session.compute);
+        let builder = Builder::from_weights(Weights::open(&folder, STEM).map_err(unusable)?, options);
+        let model = session.family.transformer(&session.folder, &builder).map_err(unusable)?;
+        builder.finish().map_err(unusable)?;
+        Ok((*role, model))
+    };
+    rest.map(load).collect()
+}
+
 /// Which share of the prompts is this rank's, of how many: all of them where one rank cannot run the model alone.
 fn shares(session: &Session) -> (usize, usize) {
-    if session.spread.in_step() { (0, 1) } else { session.team.share() }
+    if session.in_step() { (0, 1) } else { session.team.share() }
 }
 
 fn picture_path(folder: &Path, number: usize) -> PathBuf {

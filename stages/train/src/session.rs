@@ -1,16 +1,16 @@
-//! What is trained: the denoiser with its parameters, their optimizer, and their moving average.
+//! What is trained: the experts of a run, and what they have in common.
 
-use models::{DynTransformer, Family, ModelFolder};
-use nn::ema::Ema;
+use models::{Family, ModelFolder};
 use nn::lora::Spec;
-use nn::optim::{AdamW, Settings};
-use nn::{BuildOptions, Builder, Conditions, Inputs, Named, Parameters, Recompute, Weights};
-use parallel::{Flight, Frame, Outline, Spread, Team};
+use nn::{BuildOptions, Conditions, Inputs, Recompute};
+use parallel::{Flight, Team};
+use spec::mesh::Axis;
 use stage::Failure;
 use tch::{Device, Kind, Tensor};
 
-use crate::config::{Config, Mode};
-use crate::{between_ranks, unusable};
+use crate::config::Config;
+use crate::experts::{Division, Expert, Role};
+use crate::{between_ranks, experts, unusable};
 
 /// Name of the weights' file in a diffusers component folder.
 pub(crate) const STEM: &str = "diffusion_pytorch_model";
@@ -19,10 +19,14 @@ pub(crate) const STEM: &str = "diffusion_pytorch_model";
 pub(crate) struct Session {
     pub(crate) family: &'static dyn Family,
     pub(crate) folder: ModelFolder,
-    pub(crate) transformer: DynTransformer,
-    pub(crate) parameters: Parameters,
-    pub(crate) optimizer: AdamW,
-    pub(crate) ema: Option<Ema>,
+    /// All denoisers of the model.
+    pub(crate) denoisers: Vec<Role>,
+    /// What is trained of them, in the same order.
+    pub(crate) roles: Vec<Role>,
+    /// Those of the trained ones that this rank holds: `roles[first..]`.
+    pub(crate) experts: Vec<Expert>,
+    /// Number of the first of them.
+    pub(crate) first: usize,
     pub(crate) device: Device,
     /// Kind of activations.
     pub(crate) compute: Kind,
@@ -31,77 +35,90 @@ pub(crate) struct Session {
     recompute: Recompute,
     /// The ranks of the run.
     pub(crate) team: Team,
-    /// What each of them holds, and how their gradients become one.
-    pub(crate) spread: Spread,
 }
 
 impl Session {
-    /// Builds the model: f32 masters for a full fine-tune, frozen weights and an f32 adapter for a LoRA.
+    /// Builds the experts.
     pub(crate) fn build(config: &Config, folder: ModelFolder, device: Device, team: Team) -> Result<Self, Failure> {
         let family = models::family_of(&folder).map_err(unusable)?;
+        let denoisers = experts::all(config, family, &folder).map_err(unusable)?;
+        let roles = experts::trained(config, &denoisers).map_err(recipe)?;
+        experts::shared(config, &roles, team.mesh()).map_err(recipe)?;
         let adapter = adapter_spec(config, family);
         let storage = if adapter.is_some() { Kind::from(config.model.torch_dtype) } else { Kind::Float };
         let options = BuildOptions { device, storage, trainable: true, adapter };
-        let outline = outline(family, &folder, options.clone())?;
-        let builder = match config.model.mode {
-            Mode::Finetune => {
-                let weights = Weights::open(&folder.path.join("transformer"), STEM).map_err(unusable)?;
-                Builder::from_weights(weights, options)
-            }
-            Mode::Pretrain => Builder::random(config.seed, options),
-        };
         let compute = compute_kind(config, device);
-        let frame = Frame::new(&team, outline).map_err(between_ranks)?.with(config.distributed.options());
-        let frame = if config.distributed.cpu_offload { frame.in_host_memory() } else { frame };
-        let builder = frame.on(&team, builder, compute);
-        let transformer = family.transformer(&folder, &builder).map_err(unusable)?;
-        let parameters = builder.finish().map_err(unusable)?;
-        let (transformer, spread) = frame.spread(&team, transformer, &parameters).map_err(between_ranks)?;
-        let betas = config.optimizer.betas;
-        let settings = Settings { betas, weight_decay: config.optimizer.weight_decay, eps: config.optimizer.eps };
-        let optimizer = AdamW::new(parameters.trainable(), settings)
-            .and_then(|optimizer| optimizer.kept(config.kept(), &parameters.shares))
-            .map_err(unusable)?;
-        let ema = config.ema.map(|_| Ema::new(parameters.trainable())).transpose().map_err(unusable)?;
+        let held = division(&team, roles.len()).of(team.share().0).0;
+        let build = |role: &Role| {
+            let team = team.apart(Axis::Ep).map_err(between_ranks)?;
+            Expert::build(config, family, &folder, (*role, team), (options.clone(), compute))
+        };
+        let experts = roles[held.clone()].iter().map(build).collect::<Result<_, _>>()?;
         let takes_guidance = family.takes_guidance(&folder).map_err(unusable)?;
         Ok(Self {
             family,
             folder,
-            transformer,
-            parameters,
-            optimizer,
-            ema,
+            denoisers,
+            roles,
+            experts,
+            first: held.start,
             device,
             compute,
             guidance: takes_guidance.then_some(config.flow_matching.guidance_scale),
             recompute: config.distributed.recompute,
             team,
-            spread,
         })
     }
 
-    /// What is trained.
-    pub(crate) fn trained(&self) -> &[Named] {
-        self.optimizer.parameters()
+    /// Which experts each share of the data goes through.
+    pub(crate) fn division(&self) -> Division {
+        division(&self.team, self.roles.len())
     }
 
-    /// The velocity at `latents` (f32 `[B, ...]`) and `sigma` (f32 `[B]`), in the compute kind.
-    pub(crate) fn velocity(&self, latents: Tensor, sigma: &Tensor, conditions: &Conditions) -> Result<Tensor, Failure> {
+    /// Whether no rank has all that is trained, so that all must run the model together.
+    pub(crate) fn in_step(&self) -> bool {
+        self.experts.len() < self.roles.len() || self.experts.iter().any(|expert| expert.spread.in_step())
+    }
+
+    /// The velocity of an expert at `latents` (f32 `[B, ...]`) and `sigma` (f32 `[B]`), in the compute kind.
+    pub(crate) fn velocity(
+        &self,
+        expert: &Expert,
+        latents: Tensor,
+        sigma: &Tensor,
+        conditions: &Conditions,
+    ) -> Result<Tensor, Failure> {
         let inputs = self.inputs(latents, sigma, conditions)?;
-        self.transformer.forward(&inputs, self.recompute).map_err(|error| self.failure(error))
+        expert.transformer.forward(&inputs, self.recompute).map_err(|error| self.failure(error))
     }
 
     /// As [`velocity`](Self::velocity), with a graph, for a backward that may come after other forwards. Where the blocks are
     /// spread over ranks, only some have the prediction.
     pub(crate) fn forward(
         &self,
+        expert: &Expert,
         latents: Tensor,
         sigma: &Tensor,
         conditions: &Conditions,
     ) -> Result<(Option<Tensor>, Flight), Failure> {
         let inputs = self.inputs(latents, sigma, conditions)?;
-        let run = self.spread.forward(self.transformer.as_ref(), &inputs, self.recompute);
+        let run = expert.spread.forward(expert.transformer.as_ref(), &inputs, self.recompute);
         run.map_err(|error| self.failure(error))
+    }
+
+    /// The prediction of a trained expert on every rank, of which only some hold it; all must ask at the same point.
+    pub(crate) fn predict_together(
+        &self,
+        role: &Role,
+        held: Option<&Expert>,
+        inputs: &Inputs,
+    ) -> parallel::Result<Tensor> {
+        let number = self.roles.iter().position(|other| other == role).unwrap_or(0);
+        let place = number * self.division().groups / self.roles.len();
+        parallel::ep::predict(&self.team, place, inputs, |inputs| match held {
+            Some(expert) => expert.transformer.forward(inputs, Recompute::default()),
+            None => Err(nn::Error::Invalid("the expert is on another rank".to_owned())),
+        })
     }
 
     fn inputs(&self, latents: Tensor, sigma: &Tensor, conditions: &Conditions) -> Result<Inputs, Failure> {
@@ -119,21 +136,25 @@ impl Session {
 
     /// A failure between ranks, or of a backward behind which there is one.
     pub(crate) fn lost(&self, error: parallel::Error) -> Failure {
-        between_ranks(self.spread.failure().unwrap_or(error))
+        between_ranks(self.between_ranks().unwrap_or(error))
     }
 
     /// An error of forward or backward, or the failure between ranks behind it.
     pub(crate) fn failure(&self, error: impl miette::Diagnostic + 'static) -> Failure {
-        self.spread.failure().map_or_else(|| Failure::from_diagnostic(error), between_ranks)
+        self.between_ranks().map_or_else(|| Failure::from_diagnostic(error), between_ranks)
+    }
+
+    fn between_ranks(&self) -> Option<parallel::Error> {
+        self.experts.iter().find_map(|expert| expert.spread.failure())
     }
 }
 
-/// What the whole model is like; no weights are read.
-pub(crate) fn outline(family: &dyn Family, folder: &ModelFolder, options: BuildOptions) -> Result<Outline, Failure> {
-    let builder = Builder::meta(options);
-    let model = family.transformer(folder, &builder).map_err(unusable)?;
-    let parameters = builder.finish().map_err(unusable)?;
-    Outline::of(model.as_ref(), &parameters).map_err(between_ranks)
+fn division(team: &Team, experts: usize) -> Division {
+    Division { experts, groups: team.place(Axis::Ep).1, shares: team.share().1 }
+}
+
+fn recipe((_, problem): experts::Mistake) -> Failure {
+    Failure::new(stage::Exit::Recipe, problem)
 }
 
 /// Kind of activations: as asked, or bfloat16 where the device computes in it natively.

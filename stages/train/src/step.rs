@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use diffusion::flow;
 use parallel::Flight;
 use spec::Problem;
+use spec::mesh::Axis;
 use stage::{Exit, Failure};
 use tch::{Kind, Tensor};
 
@@ -37,6 +38,15 @@ pub(crate) struct Seen {
 pub(crate) struct Accumulation<'s> {
     session: &'s mut Session,
     start: Start,
+    /// One for each expert that this rank holds.
+    passes: Vec<Pass>,
+    /// Experts whose gradients are complete.
+    finished: usize,
+}
+
+/// The micro-batches of one expert.
+#[derive(Default)]
+struct Pass {
     /// Micro-batches added.
     added: usize,
     /// Forward done, backward not.
@@ -57,90 +67,128 @@ struct UnderWay {
 
 impl<'s> Accumulation<'s> {
     pub(crate) fn begin(session: &'s mut Session, start: Start) -> Result<Self, Failure> {
-        session.optimizer.clear_gradients().map_err(Failure::from_diagnostic)?;
-        Ok(Self { session, start, added: 0, under_way: VecDeque::new(), back: 0, losses: Vec::new() })
+        for expert in &session.experts {
+            expert.optimizer.clear_gradients().map_err(Failure::from_diagnostic)?;
+        }
+        let passes = session.experts.iter().map(|_| Pass::default()).collect();
+        Ok(Self { session, start, passes, finished: 0 })
     }
 
     /// Adds the gradients of `batch`: those of the sum of its losses over the size of the *global* batch.
     pub(crate) fn add(&mut self, batch: &Batch) -> Result<(), Failure> {
-        let session = &*self.session;
+        self.finish_experts(batch.expert)?;
+        let (session, number) = (&*self.session, batch.expert);
+        let (expert, pass, amount) = (&session.experts[number], &mut self.passes[number], self.start.work[number]);
         let masks: Vec<u64> = batch.draws.iter().map(|draw| draw.mask).collect();
-        session.parameters.set_dropout_keys(Some(&masks));
+        expert.parameters.set_dropout_keys(Some(&masks));
         let drawn = Drawn::of(session, batch)?;
-        let (velocity, flight) = session.forward(drawn.noisy(), &drawn.sigma, &batch.conditions)?;
+        let (velocity, flight) = session.forward(expert, drawn.noisy(), &drawn.sigma, &batch.conditions)?;
         let losses = velocity.map(|velocity| drawn.losses(&velocity));
         // A stand-in only keeps step with the other ranks; ranks that each end up with a sample's loss count once together.
         let weight = if batch.stands_in { 0.0 } else { 1.0 / self.start.samples.len() as f64 };
         let weight = weight / session.team.redundancy() as f64;
         let loss = losses.as_ref().map(|losses| losses.sum(Kind::Float) * weight);
-        self.losses.extend(losses.filter(|_| !batch.stands_in).map(|losses| losses.detach()));
-        self.under_way.push_back(UnderWay { flight, loss, masks });
-        self.added += 1;
+        pass.losses.extend(losses.filter(|_| !batch.stands_in).map(|losses| losses.detach()));
+        pass.under_way.push_back(UnderWay { flight, loss, masks });
+        pass.added += 1;
         // As many stay under way as there are stages after this one, so that all of them have something to do.
-        let staying = if self.added == self.start.batches { 0 } else { session.spread.depth() };
-        while self.under_way.len() > staying {
-            self.bring_back()?;
+        let staying = if pass.added == amount.batches { 0 } else { expert.spread.depth() };
+        while self.passes[number].under_way.len() > staying {
+            self.bring_back(number)?;
         }
-        self.session.parameters.set_dropout_keys(None);
+        self.session.experts[number].parameters.set_dropout_keys(None);
         Ok(())
     }
 
-    /// Runs the oldest backward.
-    fn bring_back(&mut self) -> Result<(), Failure> {
-        let session = &*self.session;
-        let Some(UnderWay { flight, loss, masks }) = self.under_way.pop_front() else { return Ok(()) };
-        // A block that runs again drops what it dropped before.
-        session.parameters.set_dropout_keys(Some(&masks));
-        self.back += 1;
-        if self.back == self.start.batches {
-            session.spread.before_last_backward();
+    /// Completes the gradients of the experts before `number`: one after the other, so that a rank without a sample for one makes
+    /// the same calls in the same order as those that have some.
+    fn finish_experts(&mut self, number: usize) -> Result<(), Failure> {
+        for expert in self.session.experts.get(self.finished..number).unwrap_or_default() {
+            expert.spread.finish().map_err(between_ranks)?;
         }
-        session.spread.backward(flight, loss).map_err(|error| session.lost(error))
+        self.finished = self.finished.max(number);
+        Ok(())
+    }
+
+    /// Runs the oldest backward of an expert.
+    fn bring_back(&mut self, number: usize) -> Result<(), Failure> {
+        let session = &*self.session;
+        let (expert, pass) = (&session.experts[number], &mut self.passes[number]);
+        let Some(UnderWay { flight, loss, masks }) = pass.under_way.pop_front() else { return Ok(()) };
+        // A block that runs again drops what it dropped before.
+        expert.parameters.set_dropout_keys(Some(&masks));
+        pass.back += 1;
+        if pass.back == self.start.work[number].batches {
+            expert.spread.before_last_backward();
+        }
+        expert.spread.backward(flight, loss).map_err(|error| session.lost(error))
     }
 
     /// Checks every loss and the gradient norm, and moves the parameters. Nothing moves if a number is not finite.
-    pub(crate) fn finish(self, step: u64, config: &Config, rates: &Rates, items: &[Item]) -> Result<Stepped, Failure> {
-        self.session.spread.finish().map_err(between_ranks)?;
+    pub(crate) fn finish(
+        mut self,
+        step: u64,
+        config: &Config,
+        rates: &Rates,
+        items: &[Item],
+    ) -> Result<Stepped, Failure> {
+        self.finish_experts(self.session.experts.len())?;
         let samples = self.seen()?;
         let loss = samples.iter().map(|seen| f64::from(seen.loss)).sum::<f64>() / samples.len() as f64;
         if !loss.is_finite() {
             let bad = samples.iter().filter(|seen| !seen.loss.is_finite());
             return Err(not_finite(&format!("the loss is not finite at step {step}"), bad, items));
         }
-        let norm = match config.clip_grad_norm {
-            Some(max) => self.session.spread.clip(&self.session.team, self.session.trained(), max),
-            None => self.session.spread.gradient_norm(&self.session.team, self.session.trained()),
-        };
-        let grad_norm = match norm {
-            Ok(norm) if norm.is_finite() => norm,
-            Ok(norm) => {
-                return Err(not_finite(&format!("the gradient norm is {norm} at step {step}"), samples.iter(), items));
-            }
-            Err(parallel::Error::Nn(error @ nn::Error::NonFinite { .. })) => {
-                return Err(not_finite(&format!("{error}, at step {step}"), samples.iter(), items));
-            }
-            Err(error) => return Err(between_ranks(error)),
+        let grad_norm = match self.clip(config.clip_grad_norm).map_err(between_ranks)? {
+            Ok(norm) => norm,
+            Err(what) => return Err(not_finite(&format!("{what}, at step {step}"), samples.iter(), items)),
         };
         let lr = rates.lr(step);
-        self.session.optimizer.set_weight_decay(rates.weight_decay(step));
-        self.session.optimizer.step(lr).map_err(Failure::from_diagnostic)?;
-        if let (Some(ema), Some(settings)) = (&mut self.session.ema, &config.ema) {
-            ema.update(settings.decay).map_err(Failure::from_diagnostic)?;
+        for expert in &mut self.session.experts {
+            expert.optimizer.set_weight_decay(rates.weight_decay(step));
+            expert.optimizer.step(lr).map_err(Failure::from_diagnostic)?;
+            if let (Some(ema), Some(settings)) = (&mut expert.ema, &config.ema) {
+                ema.update(settings.decay).map_err(Failure::from_diagnostic)?;
+            }
         }
         Ok(Stepped { loss, lr, grad_norm, samples })
+    }
+
+    /// Clips the gradients of each expert on its own, as runs of one expert would: they share no parameter, and one that diverges
+    /// does not slow down the other. The norm of all gradients together before, or what of them is not finite, on every rank.
+    fn clip(&self, max: Option<f64>) -> parallel::Result<Result<f64, String>> {
+        let (mut squares, mut named) = (0.0, None);
+        for expert in &self.session.experts {
+            match expert.clip(max) {
+                Ok(norm) => squares += norm * norm,
+                Err(parallel::Error::Nn(error @ nn::Error::NonFinite { .. })) => {
+                    squares = f64::NAN;
+                    named = Some(error.to_string());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let norm = self.session.team.sum_along(Axis::Ep, squares)?.sqrt();
+        Ok(if norm.is_finite() {
+            Ok(norm)
+        } else {
+            Err(named.unwrap_or_else(|| format!("the gradient norm is {norm}")))
+        })
     }
 
     /// The samples of all ranks with their losses.
     fn seen(&self) -> Result<Vec<Seen>, Failure> {
         let mut own = Vec::new();
-        for losses in &self.losses {
-            let losses = Vec::<f32>::try_from(losses.to_device(tch::Device::Cpu));
-            own.extend(losses.map_err(|error| Failure::from_error(error).exit(Exit::Bug))?);
+        for ((expert, pass), amount) in self.session.experts.iter().zip(&self.passes).zip(&self.start.work) {
+            let mut of_expert = Vec::new();
+            for losses in &pass.losses {
+                let losses = Vec::<f32>::try_from(losses.to_device(tch::Device::Cpu));
+                of_expert.extend(losses.map_err(|error| Failure::from_error(error).exit(Exit::Bug))?);
+            }
+            own.extend(expert.spread.last_stage(of_expert, amount.samples).map_err(between_ranks)?);
         }
         let Start { samples, shares, .. } = &self.start;
         let counts: Vec<usize> = shares.iter().map(Vec::len).collect();
-        let count = counts[self.session.team.share().0];
-        let own = self.session.spread.last_stage(own, count).map_err(between_ranks)?;
         let losses = self.session.team.gather(&own, &counts).map_err(between_ranks)?;
         let of: BTreeMap<usize, f32> = shares.concat().into_iter().zip(losses.concat()).collect();
         let seen =
@@ -153,7 +201,8 @@ impl<'s> Accumulation<'s> {
 /// Weighted loss of every sample: f32 `[B]`, on the device, with its graph.
 pub(crate) fn sample_losses(session: &Session, batch: &Batch) -> Result<Tensor, Failure> {
     let drawn = Drawn::of(session, batch)?;
-    Ok(drawn.losses(&session.velocity(drawn.noisy(), &drawn.sigma, &batch.conditions)?))
+    let expert = &session.experts[batch.expert];
+    Ok(drawn.losses(&session.velocity(expert, drawn.noisy(), &drawn.sigma, &batch.conditions)?))
 }
 
 /// A batch on the device.
@@ -209,6 +258,7 @@ mod tests {
 
     use super::*;
     use crate::config::load;
+    use crate::prefetch::Amount;
 
     /// Three optimizer steps of diffusers + torch on the same weights, noise and levels: losses, gradient norms, weights.
     /// The two samples go through one by one (each has its own guidance), so accumulation is held to the same reference.
@@ -239,9 +289,15 @@ mod tests {
         for step in 0..3 {
             let (noise, levels) =
                 (tensor(&format!("optim/noise/{step}/latents")), tensor(&format!("optim/level/{step}")));
-            let draw =
-                |sample| Draw { sigma: levels.double_value(&[sample]) as f32, weight: 1.0, dropped: false, mask: 0 };
-            let start = Start { samples: vec![(0, draw(0)), (1, draw(1))], shares: vec![vec![0, 1]], batches: 2 };
+            let draw = |sample| Draw {
+                sigma: levels.double_value(&[sample]) as f32,
+                expert: 0,
+                weight: 1.0,
+                dropped: false,
+                mask: 0,
+            };
+            let work = vec![Amount { batches: 2, samples: 2 }];
+            let start = Start { samples: vec![(0, draw(0)), (1, draw(1))], shares: vec![vec![0, 1]], work };
             let mut accumulation = Accumulation::begin(&mut session, start).unwrap();
             for sample in 0..2 {
                 let one = |all: &Tensor| all.narrow(0, sample, 1);
@@ -251,6 +307,7 @@ mod tests {
                     ("clip_pooled".to_owned(), one(&tensor("transformer/in/pooled_projections"))),
                 ]);
                 let batch = Batch {
+                    expert: 0,
                     draws: vec![draw(sample)],
                     clean: one(&tensor("transformer/clean/latents")),
                     noise: one(&noise),
@@ -267,7 +324,7 @@ mod tests {
             near(stepped.grad_norm, number("optim/grad_norms_before_clip"));
         }
         let mut compared = 0;
-        for named in session.trained() {
+        for named in session.experts[0].trained() {
             let theirs = tensor(&format!("optim/after3/{}", named.name));
             let far = (&named.tensor - &theirs).norm().double_value(&[]) / theirs.norm().double_value(&[]);
             assert!(far < 1e-4, "{}: {far}", named.name);

@@ -24,7 +24,7 @@ use crate::preview::Preview;
 use crate::records::Records;
 use crate::session::Session;
 use crate::step::{Accumulation, Stepped};
-use crate::{Train, between_ranks, unusable, validate};
+use crate::{Train, between_ranks, experts, unusable, validate};
 
 /// Trains, as one rank of `launch`; see [`crate`].
 pub(crate) fn run(work: &Work<Train>, launch: &Launch) -> Result<Outcome, Failure> {
@@ -165,7 +165,7 @@ impl<'a> Run<'a> {
                 drop_last: config.data.drop_last,
                 global_batch: config.step_scheduler.global_batch_size,
                 local_batch: config.step_scheduler.local_batch_size,
-                ranks: session.team.share().1 as u64,
+                ranks: session.division().members() as u64,
             },
         );
         if plan.epoch_len() == 0 {
@@ -175,7 +175,8 @@ impl<'a> Run<'a> {
         let total = config.step_scheduler.total_steps(plan.epoch_len());
         let recipe = Recipe {
             seed: config.seed,
-            levels: config.flow_matching.levels().map_err(unusable)?,
+            levels: experts::levels(config, &session.roles).map_err(unusable)?,
+            windows: session.roles.iter().map(|role| role.window).collect(),
             weighting: config.flow_matching.weighting().map_err(unusable)?,
             dropout: config.flow_matching.cfg_dropout_prob,
             family: session.family,
@@ -196,7 +197,9 @@ impl<'a> Run<'a> {
         let digest = |texts: &[&str]| texts.iter().fold(0, |sum, text| Stream::new(sum, &[(*text).into()]).bits64());
         let recipe = serde_json::to_string(self.config).map_err(Failure::from_error)?;
         let ids: Vec<&str> = self.dataset.items().iter().map(|item| item.sample_id.as_str()).collect();
-        let names: Vec<&str> = session.spread.trained().iter().map(|(name, _)| name.as_str()).collect();
+        // All experts are of one architecture.
+        let trained = session.experts.first().map_or(&[][..], |expert| expert.spread.trained());
+        let names: Vec<&str> = trained.iter().map(|(name, _)| name.as_str()).collect();
         for (what, value) in [
             ("training recipe", digest(&[&recipe])),
             ("data set", digest(&ids)),
@@ -293,8 +296,8 @@ impl Planned<'_, '_> {
     /// Takes the steps from `first` on; the last checkpoint.
     fn steps(&self, session: &mut Session, first: u64, records: &mut Records) -> Result<Option<Checkpoint>, Failure> {
         let Run { recipe, dataset, plan, trained, total, .. } = self.run;
-        let (own, count) = session.team.share();
-        let ranks = Ranks { own, count, in_step: session.spread.in_step() };
+        let in_step = session.experts.iter().any(|expert| expert.spread.in_step());
+        let ranks = Ranks { own: session.team.share().0, division: session.division(), in_step };
         with_pieces(recipe, dataset, plan, trained, ranks, first..*total, |pieces| {
             let (mut last, mut under) = (None, None);
             for step in first..*total {
@@ -325,7 +328,7 @@ impl Planned<'_, '_> {
         let Run { config, rates, dataset, .. } = self.run;
         let gone = || Failure::new(Exit::Bug, Problem::new("the thread that prepares batches ended early"));
         let Piece::Step(start) = pieces.next().ok_or_else(gone)?? else { return Err(gone()) };
-        let batches = start.batches;
+        let batches = start.work.iter().map(|amount| amount.batches).sum();
         let mut accumulation = Accumulation::begin(session, start)?;
         for _ in 0..batches {
             let Piece::Batch(batch) = pieces.next().ok_or_else(gone)?? else { return Err(gone()) };

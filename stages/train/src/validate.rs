@@ -5,7 +5,7 @@ use stage::Failure;
 use tables::Validation as Row;
 use tch::Kind;
 
-use crate::batch::Recipe;
+use crate::batch::{Batch, Recipe};
 use crate::config::Validation;
 use crate::dataset::Dataset;
 use crate::plan::Item;
@@ -29,7 +29,7 @@ pub(crate) fn chosen(settings: &Validation, items: &[Item], seed: u64) -> Vec<us
     order
 }
 
-/// Mean loss at each of the levels, after step `step`.
+/// Mean loss at each of the levels that are trained, after step `step`.
 pub(crate) fn losses(
     session: &Session,
     recipe: &Recipe,
@@ -42,24 +42,32 @@ pub(crate) fn losses(
     let bucket = |index: &usize| dataset.items()[*index].bucket;
     let runs = samples.chunk_by(|a, b| bucket(a) == bucket(b));
     let batches: Vec<_> = runs.flat_map(|run| run.chunks(local_batch as usize)).collect();
-    // Batches go round the ranks.
-    let (rank, ranks) = session.team.share();
-    let loss_of = |batch: &[usize], sigma: f64| -> Result<f64, Failure> {
-        let batch = recipe.fixed_batch(dataset, batch, sigma as f32)?;
+    let loss_of = |expert: usize, batch: &[usize], sigma: f64| -> Result<f64, Failure> {
+        let batch = Batch { expert, ..recipe.fixed_batch(dataset, batch, sigma as f32)? };
         let losses = tch::no_grad(|| step::sample_losses(session, &batch))?;
         Ok(losses.sum(Kind::Double).double_value(&[]))
     };
-    let sum = |sigma: &f64| -> Result<f64, Failure> {
+    let levels: Vec<_> =
+        settings.sigmas.iter().filter_map(|sigma| Some((*sigma, recipe.expert(*sigma as f32)?))).collect();
+    let sum = |(sigma, expert): &(f64, usize)| -> Result<f64, Failure> {
+        let held = expert.checked_sub(session.first).and_then(|held| Some((held, session.experts.get(held)?)));
+        // Other ranks have that expert.
+        let Some((number, expert)) = held else { return Ok(0.0) };
+        // Batches go round the ranks.
+        let (rank, ranks) = expert.team.share();
         batches.chunks(ranks).try_fold(0.0, |sum, round| match round.get(rank) {
-            Some(batch) => Ok(sum + loss_of(batch, *sigma)?),
+            Some(batch) => Ok(sum + loss_of(number, batch, *sigma)?),
             // Nothing of its own: it keeps step.
-            None if session.spread.in_step() => loss_of(round[0], *sigma).map(|_| sum),
+            None if expert.spread.in_step() => loss_of(number, round[0], *sigma).map(|_| sum),
             None => Ok(sum),
         })
     };
-    let own = settings.sigmas.iter().map(sum).collect::<Result<Vec<_>, _>>()?;
+    let own = levels.iter().map(sum).collect::<Result<Vec<_>, _>>()?;
     let sums = session.team.sums(&own).map_err(between_ranks)?;
-    let row =
-        |(sigma, sum): (&f64, f64)| Row { step: step as i64, sigma: *sigma as f32, loss: sum / samples.len() as f64 };
-    Ok(settings.sigmas.iter().zip(sums).map(row).collect())
+    let row = |((sigma, _), sum): (&(f64, usize), f64)| Row {
+        step: step as i64,
+        sigma: *sigma as f32,
+        loss: sum / samples.len() as f64,
+    };
+    Ok(levels.iter().zip(sums).map(row).collect())
 }

@@ -134,6 +134,7 @@ const ELSEWHERE: &[&str] = &[
     "generate.frames",     // of clips only
     "generate.fps",        // of clips only
     "generate.frame_pngs", // of clips only
+    "generate.guidance_2", // of two denoisers only: tests of `generate`
     "train.model",         // another way to write `base_model`
     "train.optim",         // the old name of `optimizer`
 ];

@@ -7,22 +7,27 @@ use crate::support::{Report, goldens, goldens_of, options};
 #[test]
 fn prediction_loss_and_gradients_are_equal() {
     for golden in goldens() {
-        let mut report = Report::new(&golden);
-        let (model, parameters) = golden.transformer(options(true));
-        let prediction = model.forward(&golden.training_inputs(Kind::Float), false.into()).unwrap();
-        report.close("denoiser", "pred", &prediction, &golden.tensor("transformer/pred/latents"));
-        let loss = golden.loss(&model, &golden.noise(), &golden.tensor("transformer/level"), false);
-        report.number("denoiser", "loss", loss.double_value(&[]), golden.number("transformer/loss"));
-        loss.backward();
-        let norms = golden.numbers["transformer/grad_norms"].as_object().unwrap();
-        assert_eq!(norms.len(), parameters.weights.len(), "one norm for each parameter");
-        for parameter in &parameters.weights {
-            let norm = norms[&parameter.name].as_f64().unwrap();
-            report.number("gradient norms", &parameter.name, parameter.tensor.grad().norm().double_value(&[]), norm);
-        }
-        for (name, gradient) in golden.under("transformer/grad/") {
-            let parameter = parameters.weights.iter().find(|p| p.name == name).unwrap();
-            report.close("gradients", &name, &parameter.tensor.grad(), &gradient);
+        for component in golden.denoisers() {
+            let of = |name: &str| format!("{component}/{name}");
+            let mut report = Report::new(&golden);
+            let (model, parameters) = golden.denoiser(component, options(true));
+            let (inputs, target) = golden.sample_of(component, Kind::Float);
+            let prediction = model.forward(&inputs, false.into()).unwrap();
+            report.close("denoiser", "pred", &prediction, &golden.tensor(&of("pred/latents")));
+            let loss = diffusion::flow::sample_losses(&prediction, &target).mean(Kind::Float);
+            report.number("denoiser", "loss", loss.double_value(&[]), golden.number(&of("loss")));
+            loss.backward();
+            let norms = golden.numbers[of("grad_norms")].as_object().unwrap();
+            assert_eq!(norms.len(), parameters.weights.len(), "one norm for each parameter");
+            for parameter in &parameters.weights {
+                let norm = norms[&parameter.name].as_f64().unwrap();
+                let ours = parameter.tensor.grad().norm().double_value(&[]);
+                report.number("gradient norms", &parameter.name, ours, norm);
+            }
+            for (name, gradient) in golden.under(&of("grad/")) {
+                let parameter = parameters.weights.iter().find(|p| p.name == name).unwrap();
+                report.close("gradients", &name, &parameter.tensor.grad(), &gradient);
+            }
         }
     }
 }

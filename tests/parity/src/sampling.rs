@@ -2,7 +2,7 @@
 
 use std::ops::ControlFlow;
 
-use diffusion::sample::{Guidance, sample};
+use diffusion::sample::{Denoiser, Guidance, sample};
 use diffusion::schedule::{Scheduler, Spacing};
 use tch::{Device, Kind, Tensor, no_grad};
 
@@ -59,7 +59,6 @@ fn a_picture_is_the_pipelines_picture() {
         let mut report = Report::new(&golden);
         let (call, rules) = (&golden.numbers["pipe/call"], golden.family.sampling());
         let number = |name: &str| call[name].as_u64().unwrap() as usize;
-        let (model, _) = golden.transformer(options(false));
         let vae = golden.family.vae(&golden.folder, options(false)).unwrap();
         let encoders = golden.family.text_encoders(&golden.folder, options(false)).unwrap();
         let tokens = number("max_sequence_length");
@@ -71,9 +70,18 @@ fn a_picture_is_the_pipelines_picture() {
         let negative = call["negative_prompt"].as_str().map(conditions);
         let given = call["guidance_scale"].as_f64();
         let scale = if rules.classifier_free { given } else { call["true_cfg_scale"].as_f64() }.unwrap_or(1.0);
+        let parts = golden.family.denoisers(&golden.folder).unwrap();
+        let scales = [scale, call["guidance_scale_2"].as_f64().unwrap_or(scale)];
+        let models: Vec<_> = parts.iter().map(|part| golden.denoiser(part.component, options(false)).0).collect();
+        let denoisers: Vec<_> = models
+            .iter()
+            .zip(&parts)
+            .zip(scales)
+            .map(|((model, part), scale)| Denoiser::new(model.as_ref(), part.from, scale))
+            .collect();
         let guidance = Guidance {
             positive: &positive,
-            negative: negative.as_ref().map(|conditions| (conditions, scale)),
+            negative: negative.as_ref(),
             distilled: given.filter(|_| !rules.classifier_free).map(|g| g as f32),
         };
 
@@ -86,8 +94,7 @@ fn a_picture_is_the_pipelines_picture() {
         let tokens = golden.family.image_tokens(&shape[1..]) as usize;
         let schedule = scheduler(&golden).schedule(number("num_inference_steps"), tokens, spacing(&golden)).unwrap();
         let mut on_step = |_, _| ControlFlow::Continue(());
-        let latents =
-            sample(model.as_ref(), &schedule, initial, &guidance, Kind::Float, &mut on_step).unwrap().unwrap();
+        let latents = sample(&denoisers, &schedule, initial, &guidance, Kind::Float, &mut on_step).unwrap().unwrap();
         report.close("pipeline", "final latents", &packed(&golden, &latents), &golden.tensor("pipe/final"));
 
         let pixels = no_grad(|| vae.decode(&latents)).unwrap();

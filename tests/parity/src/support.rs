@@ -28,10 +28,10 @@ pub(crate) fn goldens() -> Vec<Golden> {
     let mut folders: Vec<PathBuf> =
         fs_err::read_dir(here.join("fixtures")).unwrap().map(|entry| entry.unwrap().path()).collect();
     folders.sort();
-    assert!(folders.len() >= 4, "fixtures are committed");
+    assert!(folders.len() >= 5, "fixtures are committed");
     let oracle =
         std::env::var_os("PARITY_ORACLE").map_or_else(|| here.join("../../../shared/oracle/default"), PathBuf::from);
-    for family in ["flux", "wan"] {
+    for family in ["flux", "wan", "wan22"] {
         let extra = oracle.join(family);
         if extra.is_dir() {
             folders.push(extra);
@@ -83,34 +83,53 @@ impl Golden {
         prompts.enumerate().map(|(i, p)| (p, self.numbers["max_tokens"][i].as_u64().unwrap_or(512) as usize)).collect()
     }
 
-    /// The denoiser and its parameters.
+    /// The first denoiser and its parameters.
     pub(crate) fn transformer(&self, options: BuildOptions) -> (DynTransformer, Parameters) {
-        let weights = Weights::open(&self.folder.path.join("transformer"), "diffusion_pytorch_model").unwrap();
+        self.denoiser("transformer", options)
+    }
+
+    /// Names of all denoisers.
+    pub(crate) fn denoisers(&self) -> impl Iterator<Item = &'static str> {
+        self.family.denoisers(&self.folder).unwrap().into_iter().map(|denoiser| denoiser.component)
+    }
+
+    /// A denoiser by name, and its parameters.
+    pub(crate) fn denoiser(&self, component: &str, options: BuildOptions) -> (DynTransformer, Parameters) {
+        let weights = Weights::open(&self.folder.path.join(component), "diffusion_pytorch_model").unwrap();
         let builder = Builder::from_weights(weights, options);
         let model = self.family.transformer(&self.folder, &builder).unwrap();
         (model, builder.finish().unwrap())
     }
 
     /// What the family's denoiser is told beside latents and level: its name here → its golden.
-    fn conditions(&self) -> Conditions {
+    fn conditions(&self, component: &str) -> Conditions {
         let names: &[(&str, &str)] = match self.family.name() {
             "flux" => &[("t5", "encoder_hidden_states"), ("clip_pooled", "pooled_projections")],
             "wan" => &[("umt5", "encoder_hidden_states")],
             family => panic!("no conditions for {family}"),
         };
-        names.iter().map(|(ours, theirs)| ((*ours).into(), self.tensor(&format!("transformer/in/{theirs}")))).collect()
+        names.iter().map(|(ours, theirs)| ((*ours).into(), self.tensor(&format!("{component}/in/{theirs}")))).collect()
     }
 
     /// Inputs of the training sample with this noise and these levels.
     pub(crate) fn inputs(&self, noise: &Tensor, sigma: &Tensor, compute: Kind) -> Inputs {
         let latents = diffusion::flow::interpolate(&self.clean(), noise, sigma);
         let guidance = self.find("transformer/in/guidance");
-        Inputs { latents, sigma: sigma.shallow_clone(), conditions: self.conditions(), guidance, compute }
+        Inputs { latents, sigma: sigma.shallow_clone(), conditions: self.conditions("transformer"), guidance, compute }
     }
 
     /// Inputs of the golden prediction.
     pub(crate) fn training_inputs(&self, compute: Kind) -> Inputs {
         self.inputs(&self.noise(), &self.tensor("transformer/level"), compute)
+    }
+
+    /// As [`training_inputs`](Self::training_inputs), of any denoiser; with what it should predict.
+    pub(crate) fn sample_of(&self, component: &str, compute: Kind) -> (Inputs, Tensor) {
+        let tensor = |name: &str| self.tensor(&format!("{component}/{name}"));
+        let (clean, noise, sigma) = (tensor("clean/latents"), tensor("noise/latents"), tensor("level"));
+        let latents = diffusion::flow::interpolate(&clean, &noise, &sigma);
+        let (conditions, guidance) = (self.conditions(component), self.find(&format!("{component}/in/guidance")));
+        (Inputs { latents, sigma, conditions, guidance, compute }, diffusion::flow::target(&clean, &noise))
     }
 
     pub(crate) fn clean(&self) -> Tensor {

@@ -171,6 +171,7 @@ fn what_the_tables_hold_is_on_the_page() {
         fps: None,
         steps: 4,
         guidance: 3.5,
+        guidance_2: None,
         true_cfg: None,
         lora: None,
         lora_scale: None,

@@ -141,6 +141,7 @@ fn the_other_tables_come_back() {
         fps: None,
         steps: 28,
         guidance: 3.5,
+        guidance_2: lora.map(|_| 3.0),
         true_cfg: lora.map(|_| 4.0),
         lora: lora.map(Into::into),
         lora_scale: lora.map(|_| 0.5),

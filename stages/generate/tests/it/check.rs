@@ -46,11 +46,26 @@ fn impossible_values_are_problems_of_their_field() {
         (json!({"lora": "gone.safetensors"}), "lora"),
         (json!({"lora": fixture("flux-tiny/scheduler")}), "lora"),
         (json!({"model": "gone"}), "model"),
+        (json!({"guidance_2": 3.0, "model": fixture("flux-tiny")}), "guidance_2"),
+        (json!({"guidance_2": 3.0, "guidance": 1.0, "model": fixture("wan22-tiny"), "frames": 5}), "guidance_2"),
     ] {
         let checked = check(extra.clone());
         let fields: Vec<_> = checked.problems.iter().filter_map(|problem| problem.field.as_deref()).collect();
         assert_eq!(fields, [field], "{extra}: {:?}", checked.problems);
     }
+}
+
+#[test]
+fn the_guidance_of_a_second_denoiser_is_part_of_the_key() {
+    let key = |extra: Value| {
+        let mut parameters = json!({"model": fixture("wan22-tiny"), "frames": 5, "width": 32, "height": 32});
+        parameters.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        let checked = check(parameters);
+        assert_eq!(checked.problems, []);
+        checked.key
+    };
+    assert_ne!(key(json!({})), key(json!({"guidance_2": 2.0})));
+    assert!(key(json!({})).get("guidance_2").is_none(), "keys of other models stay what they are");
 }
 
 #[test]

@@ -23,6 +23,7 @@ fn golden_of(model: &str, name: &str) -> (Value, Vec<Picture>) {
         "prompts": [call["prompt"]], "negative_prompt": call["negative_prompt"], "guidance": call["guidance_scale"],
         "width": call["width"], "height": call["height"], "frames": call["num_frames"], "seed": numbers["seed"],
         "steps": call["num_inference_steps"], "max_sequence_length": call["max_sequence_length"], "frame_pngs": true,
+        "guidance_2": call["guidance_scale_2"],
     });
     let tensors = Tensor::read_safetensors(fixture(model).join("golden.safetensors")).unwrap();
     let (_, frames) = tensors.into_iter().find(|(key, _)| key == name).unwrap();
@@ -93,6 +94,45 @@ fn an_adapter_gives_the_frames_of_diffusers() {
             assert!(most(&without) > 20, "{model} {files}: the adapter is seen, {}", most(&without));
         }
     }
+}
+
+/// Two denoisers, each with its levels and its guidance, without and with an adapter for each; an adapter for one leaves the other
+/// alone.
+#[test]
+fn two_denoisers_give_the_frames_of_diffusers() {
+    const MODEL: &str = "wan22-tiny";
+    let (parameters, plain) = golden_of(MODEL, "pipe/frames_u8");
+    let (_, adapted) = golden_of(MODEL, "pipe/lora_frames_u8");
+    let drawn = |more: Value| {
+        let mut parameters = parameters.clone();
+        parameters.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let run = Setup::new(fixture(MODEL), parameters).run();
+        let rows: Vec<ImageRow> = tables::read(&run.output().join("images.parquet")).unwrap();
+        (frames_of(&run, plain.len()), rows[0].guidance_2)
+    };
+    let most = |a: &[Picture], b: &[Picture]| a.iter().zip(b).map(|(a, b)| difference(a, b)).max().unwrap();
+    let (ours, guidance) = drawn(json!({}));
+    assert!(most(&ours, &plain) <= 2 && guidance == Some(3.0), "{} {guidance:?}", most(&ours, &plain));
+    let (other, guidance) = drawn(json!({"guidance_2": null}));
+    assert!(most(&other, &plain) > 2 && guidance == Some(4.0), "the second guidance has an effect");
+
+    let adapters = tempfile::tempdir().unwrap();
+    let file = "pytorch_lora_weights.safetensors";
+    let place = |folder: &str| {
+        fs_err::create_dir_all(adapters.path().join(folder)).unwrap();
+        fs_err::copy(fixture(MODEL).join("lora_diffusers").join(file), adapters.path().join(folder).join(file))
+            .unwrap();
+    };
+    place("both");
+    place("both/transformer_2");
+    place("second/transformer_2");
+    let [both, second, first] = ["both", "second", "both/pytorch_lora_weights.safetensors"]
+        .map(|name| drawn(json!({"lora": adapters.path().join(name)})).0);
+    assert!(most(&both, &adapted) <= 2, "{}", most(&both, &adapted));
+    for (name, one) in [("second", &second), ("first", &first)] {
+        assert!(most(one, &adapted) > 2 && most(one, &plain) > 2, "the {name} denoiser alone has an adapter");
+    }
+    assert!(most(&first, &second) > 2);
 }
 
 #[test]

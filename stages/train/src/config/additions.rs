@@ -101,6 +101,9 @@ pub(crate) struct Samples {
     pub(crate) frames: u32,
     pub(crate) steps: u64,
     pub(crate) guidance: f64,
+    /// That of a second denoiser; `guidance` if it is not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) guidance_2: Option<f64>,
     pub(crate) seed: u64,
 }
 
@@ -123,6 +126,7 @@ impl Samples {
             frames: u32::try_from(block.positive("frames").unwrap_or(1)).unwrap_or(u32::MAX),
             steps: block.positive("steps").unwrap_or(28),
             guidance: block.number("guidance").unwrap_or(3.5),
+            guidance_2: block.number("guidance_2"),
             seed: block.count("seed").unwrap_or(0),
         };
         block.finish();

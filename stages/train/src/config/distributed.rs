@@ -73,6 +73,11 @@ impl Distributed {
         self.reduce_dtype == Dtype::Float32
     }
 
+    /// Groups of ranks that the experts are asked to be shared among.
+    pub(crate) fn experts(&self) -> usize {
+        self.asked.ep
+    }
+
     /// The mesh on `ranks` ranks; a mistake's field is a dotted path of the training recipe.
     pub(crate) fn mesh(&self, ranks: usize) -> Result<Mesh, Problem> {
         let block = self.block.unwrap_or("ddp");
@@ -80,10 +85,6 @@ impl Distributed {
             let message = format!("`{block}`: {}", problem.message);
             Problem { message, ..problem }.field(format!("{block}.{key}"))
         };
-        if self.asked.ep > 1 {
-            let message = format!("ep_size {}: no model here has experts to spread", self.asked.ep);
-            return Err(at("ep_size", Problem::new(message).help("set it to 1: the numbers are the same")));
-        }
         if ranks == 1 {
             return Ok(Mesh::alone());
         }
@@ -96,7 +97,7 @@ impl Distributed {
 
     /// What a run on `ranks` ranks does not do as the training recipe says.
     pub(crate) fn remarks(&self, ranks: usize) -> Vec<String> {
-        let Asked { dp, dp_replicate, tp, cp, pp, .. } = self.asked;
+        let Asked { dp, dp_replicate, tp, cp, pp, ep, .. } = self.asked;
         let batch = "the global batch is reached by accumulation";
         let whole = "it runs the whole model, and the numbers are the same";
         let degrees = [
@@ -105,6 +106,7 @@ impl Distributed {
             ("tp_size", Some(tp), whole),
             ("cp_size", Some(cp), whole),
             ("pp_size", Some(pp), whole),
+            ("ep_size", Some(ep), "it holds all experts, and the numbers are the same"),
         ];
         let wide = degrees.into_iter().filter_map(|(key, degree, so)| Some((key, degree.filter(|n| *n > 1)?, so)));
         let block = self.block.unwrap_or("fsdp");

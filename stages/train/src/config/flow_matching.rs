@@ -1,7 +1,7 @@
 //! `flow_matching`: noise levels, loss weights, guidance and caption dropout.
 
 use diffusion::flow::Weighting;
-use diffusion::timestep::{Levels, Sampling};
+use diffusion::timestep::{Levels, Sampling, Window};
 use serde::Serialize;
 use serde_json::json;
 use spec::Problem;
@@ -89,6 +89,7 @@ impl FlowMatching {
             mix_uniform_ratio: self.mix_uniform_ratio,
             window: (self.sigma_min, self.sigma_max),
             use_sigma_noise: self.use_sigma_noise,
+            within: Window::ALL,
         }
         .validated()
     }

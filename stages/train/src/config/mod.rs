@@ -34,7 +34,7 @@ pub(crate) use data::Data;
 pub(crate) use distributed::Distributed;
 pub(crate) use flow_matching::FlowMatching;
 pub(crate) use lr_scheduler::{LrScheduler, Rates};
-pub(crate) use model::{Mode, Model};
+pub(crate) use model::{Mode, Model, Stage};
 pub(crate) use optimizer::{Optimizer, State};
 pub(crate) use peft::Peft;
 pub(crate) use step_scheduler::StepScheduler;

@@ -23,6 +23,12 @@ pub(crate) struct Model {
     /// `model_type`, when given: must be the family's name.
     #[serde(skip)]
     pub(crate) family: Option<String>,
+    /// Which of a model's two denoisers is trained; all that there are, if none is named.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) stage: Option<Stage>,
+    /// Noise level at which the first of two gives way to the second; what the model's folder says, if it is not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) boundary_ratio: Option<f64>,
     /// Class of the denoiser that `pipeline_spec` asks for.
     #[serde(skip)]
     pub(crate) transformer_class: Option<String>,
@@ -36,6 +42,25 @@ pub(crate) enum Mode {
     Finetune,
     /// From random weights; the folder gives the configuration and the other components.
     Pretrain,
+}
+
+/// One of two denoisers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Stage {
+    /// Of the levels from the border on.
+    HighNoise,
+    /// Of those below it.
+    LowNoise,
+}
+
+impl std::fmt::Display for Stage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::HighNoise => "high_noise",
+            Self::LowNoise => "low_noise",
+        })
+    }
 }
 
 /// A number format by any of its names; `auto` is none.
@@ -63,6 +88,16 @@ impl Model {
         };
         let torch_dtype = dtype(&mut block, "torch_dtype").unwrap_or(Dtype::Bfloat16);
         let compute_dtype = dtype(&mut block, "compute_dtype");
+        let stage = match block.name("stage", &["high_noise", "low_noise", "both"]) {
+            Some("high_noise") => Some(Stage::HighNoise),
+            Some("low_noise") => Some(Stage::LowNoise),
+            _ => None,
+        };
+        let boundary_ratio = block.number("boundary_ratio");
+        if let Some(boundary) = boundary_ratio.filter(|boundary| !(*boundary > 0.0 && *boundary < 1.0)) {
+            let message = format!("`model.boundary_ratio` is {boundary}, expected a number between 0 and 1");
+            block.problem("boundary_ratio", Problem::new(message));
+        }
         let transformer_class = block.block("pipeline_spec").and_then(pipeline_spec);
         let model = Self {
             name,
@@ -71,6 +106,8 @@ impl Model {
             torch_dtype,
             compute_dtype,
             family: block.text("model_type"),
+            stage,
+            boundary_ratio,
             transformer_class,
         };
         block.without_effect("cache_dir", &[], "downloads go to the Hub's cache folder (`HF_HOME`)");
@@ -102,12 +139,6 @@ impl Model {
             "a patch of the peer's, not needed here",
         );
         block.without_effect("backend", &[], "kernels are libtorch's");
-        block.refused(
-            "stage",
-            &[],
-            "only Wan 2.2 has stages; to train one range of noise set `flow_matching.sigma_min` and `sigma_max`",
-        );
-        block.refused("boundary_ratio", &[], "only Wan 2.2 has a boundary");
         block.refused("config_overrides", &[], "the model's own configuration is used as it is");
         block.finish();
         model

@@ -47,7 +47,7 @@ fn recipes() -> std::path::PathBuf {
 
 #[test]
 fn the_published_files_of_wan_are_accepted() {
-    for file in ["wan2_1_t2v_flow.yaml", "wan2_1_t2v_flow_lora.yaml"] {
+    for file in ["wan2_1_t2v_flow.yaml", "wan2_1_t2v_flow_lora.yaml", "wan2_2_t2v_flow.yaml"] {
         let loaded = load(Some(file), Map::new(), &recipes()).unwrap();
         assert_eq!(loaded.problems, [], "{file}");
         let (config, lora) = (loaded.config, file.contains("lora"));
@@ -322,11 +322,9 @@ fn a_mesh_that_does_not_fit_is_refused_in_one_line() {
         (field.as_str(), message.as_str()),
         ("ddp.dp_size", "`ddp`: dp_size 8 is 8 ranks, but the run has 2 ranks")
     );
-    for ranks in [1, 2] {
-        let (field, message) = refused(json!({"fsdp": {"ep_size": 2}}), ranks);
-        assert_eq!(field, "fsdp.ep_size");
-        assert_eq!(message, "`fsdp`: ep_size 2: no model here has experts to spread");
-    }
+    let (field, message) = refused(json!({"fsdp": {"ep_size": 2}}), 3);
+    assert_eq!(field, "fsdp.dp_size");
+    assert_eq!(message, "`fsdp`: ep_size 2 need a multiple of 2 ranks, but the run has 3 ranks");
     let (field, message) = refused(json!({"fsdp": {"cp_size": 2, "cp_ring_degree": 4}}), 2);
     assert_eq!(field, "fsdp.cp_ring_degree");
     assert_eq!(message, "`fsdp`: cp_ring_degree 4 does not divide cp_size 2");
@@ -337,6 +335,8 @@ fn a_mesh_that_does_not_fit_is_refused_in_one_line() {
     assert_eq!(mesh(json!({"fsdp": {"tp_size": 2}}), 1), spec::Mesh::alone());
     let remarks = loaded(OLD_SCHEMA, json!({"fsdp": {"tp_size": 2}})).config.distributed.remarks(1);
     assert!(remarks.len() == 1 && remarks[0].starts_with("fsdp.tp_size: 2: one rank here"), "{remarks:?}");
+    let remarks = loaded(OLD_SCHEMA, json!({"fsdp": {"ep_size": 2}})).config.distributed.remarks(1);
+    assert!(remarks.len() == 1 && remarks[0].starts_with("fsdp.ep_size: 2: one rank here"), "{remarks:?}");
     let all = mesh(json!({"fsdp": {"tp_size": 2, "cp_size": 2, "cp_ring_degree": 2, "pp_size": 2}}), 16);
     assert_eq!((all.to_string().as_str(), all.ulysses()), ("pp 2 × dp_shard 2 × cp 2 × tp 2", 1));
     assert_eq!(mesh(json!({"ddp": {}}), 3), spec::Mesh::replicated(3));

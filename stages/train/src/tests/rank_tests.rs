@@ -10,7 +10,9 @@ use tch::Kind;
 
 use super::world::{SQUARE, TALL, World, difference};
 
-const STATE: [&str; 2] = ["training_state/weights", "training_state/optimizer"];
+/// What is kept of each denoiser that is trained.
+const STATE: [&str; 2] = ["weights", "optimizer"];
+const PLACES: [&str; 2] = ["training_state", "training_state/transformer_2"];
 
 /// Losses, gradient norms, weights and optimizer state of two runs, up to the rounding of sums taken in another order.
 #[track_caller]
@@ -28,8 +30,11 @@ pub(super) fn assert_same_run(world: &World, one: &str, other: &str, last: &str)
         assert!((a.grad_norm - b.grad_norm).abs() <= 2e-5 * a.grad_norm, "{} {}", a.grad_norm, b.grad_norm);
     }
     assert_eq!(world.checkpoints(one), world.checkpoints(other));
-    for file in STATE {
-        let file = format!("{last}/{file}.safetensors");
+    let there = |place: &&str| world.output(&format!("{one}/{last}/{place}/weights.safetensors")).is_file();
+    let places: Vec<&str> = PLACES.into_iter().filter(there).collect();
+    assert!(!places.is_empty());
+    for (place, file) in places.into_iter().flat_map(|place| STATE.map(|file| (place, file))) {
+        let file = format!("{last}/{place}/{file}.safetensors");
         // AdamW divides by the root of the second moment, which magnifies rounding of tiny gradients.
         let far = difference(&world.tensors(one, &file), &world.tensors(other, &file));
         assert!(far < 1e-3, "{file}: {far}");

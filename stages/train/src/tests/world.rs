@@ -20,7 +20,12 @@ use crate::Train;
 
 /// The tiny FLUX.
 pub(super) fn model() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/fixtures/flux-tiny").canonicalize().unwrap()
+    fixture("flux-tiny")
+}
+
+/// A model folder of the fixtures.
+pub(super) fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/fixtures").join(name).canonicalize().unwrap()
 }
 
 /// Shards and captions in a folder of their own.
@@ -56,7 +61,11 @@ impl World {
         }
     }
 
-    fn of(folder: &ModelFolder, buckets: &[(Bucket, usize)], latent: impl Fn(&str, usize) -> Vec<f32>) -> Self {
+    pub(super) fn of(
+        folder: &ModelFolder,
+        buckets: &[(Bucket, usize)],
+        latent: impl Fn(&str, usize) -> Vec<f32>,
+    ) -> Self {
         const SIDE: u32 = 1 << 10;
         let dir = tempfile::tempdir().unwrap();
         let family = family_of(folder).unwrap();
