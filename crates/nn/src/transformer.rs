@@ -4,6 +4,7 @@
 //! model. Nothing here knows a particular model, a loss, or a rank.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use tch::{Kind, Tensor};
@@ -80,13 +81,14 @@ pub trait Transformer {
     /// `embed`, all blocks, `head`. Of the blocks that `recompute` covers, activations are not kept for backward.
     fn forward(&self, inputs: &Inputs, recompute: Recompute) -> Result<Tensor> {
         let mut state = self.embed(inputs)?;
-        self.advance(&mut state, recompute)?;
+        self.advance(0..self.blocks().len(), &mut state, recompute)?;
         self.head(state)
     }
 
-    /// All blocks, one after the other.
-    fn advance(&self, state: &mut State, recompute: Recompute) -> Result<()> {
-        for (index, block) in self.blocks().iter().enumerate() {
+    /// These blocks of the chain, one after the other.
+    fn advance(&self, blocks: Range<usize>, state: &mut State, recompute: Recompute) -> Result<()> {
+        for index in blocks {
+            let block = &self.blocks()[index];
             state.stream = if recompute.covers(index) {
                 remat::checkpoint(block, state, recompute.offload)?
             } else {

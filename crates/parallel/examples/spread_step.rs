@@ -93,11 +93,12 @@ fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) ->
         let start = Instant::now();
         optimizer.clear_gradients().unwrap();
         let recompute = Recompute { every: number("recompute", 0) as usize, offload: number("offload", 0) != 0 };
-        let (prediction, flight) = spread.forward(model.as_ref(), &inputs, recompute).unwrap();
+        let actions = spread.begin(1);
+        let (prediction, flight) = spread.forward(model.as_ref(), &inputs, recompute, actions[0]).unwrap();
         // The mean over the global batch.
         let weight = own as f64 / batch as f64;
         let loss = prediction.map(|p| p.to_kind(Kind::Float).mse_loss(&target, tch::Reduction::Mean) * weight);
-        spread.before_last_backward();
+        spread.before_last_backward(actions[1]);
         spread.backward(flight, loss.as_ref().map(|loss| loss / team.redundancy() as f64)).unwrap();
         spread.finish().unwrap();
         spread.clip(&team, optimizer.parameters(), 1.0).unwrap();

@@ -4,6 +4,7 @@
 //! Zhao et al. 2023, "PyTorch FSDP"; per parameter and per block as in FSDP2. Parts are flat runs of elements rather than
 //! rows, so that any shape divides as evenly as can be and a part is one stretch of a weight file.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -47,8 +48,10 @@ impl Default for Options {
 #[derive(Debug)]
 pub struct Shards {
     group: Arc<Group>,
-    /// What is in no block first, then block by block.
-    units: Vec<Arc<Unit>>,
+    /// What is in no block.
+    root: Arc<Unit>,
+    /// Run by run, block by block.
+    runs: Vec<Vec<Arc<Unit>>>,
     course: Arc<Course>,
     trouble: Trouble,
 }
@@ -59,14 +62,14 @@ struct Course {
     options: Options,
     /// The forward under way has a graph, so a backward comes.
     recording: AtomicBool,
-    /// The backward under way is the step's last.
-    last: AtomicBool,
+    /// For each run: its backward under way is the step's last.
+    last: Vec<AtomicBool>,
 }
 
 impl Course {
-    /// Whether the gradients of the backward under way go to the parts.
-    fn sends(&self) -> bool {
-        !self.options.defer || self.last.load(Ordering::Relaxed)
+    /// Whether the gradients of the backward of a run go to the parts.
+    fn sends(&self, run: usize) -> bool {
+        !self.options.defer || self.last[run].load(Ordering::Relaxed)
     }
 
     /// Whether a block is given up after its forward; `is_last`: no block comes after it.
@@ -75,8 +78,15 @@ impl Course {
     }
 }
 
-/// Spreads `model`, built in parts of as many as `group` has ranks, over it.
-pub fn apply(model: Model, parameters: &Parameters, group: Arc<Group>, options: Options) -> Result<(Model, Shards)> {
+/// Spreads `model`, built in parts of as many as `group` has ranks, over it. `runs`: its blocks, by stretches that go forward and
+/// backward one at a time.
+pub fn apply(
+    model: Model,
+    parameters: &Parameters,
+    group: Arc<Group>,
+    options: Options,
+    runs: &[Range<usize>],
+) -> Result<(Model, Shards)> {
     if parameters.parts.len() != parameters.weights.len() {
         return Err(Error::Unfit("the model was not built in parts".to_owned()));
     }
@@ -100,68 +110,82 @@ pub fn apply(model: Model, parameters: &Parameters, group: Arc<Group>, options: 
         return Err(Error::Unfit(message));
     }
     let unit = |list: &[(Named, Named)]| Arc::new(Unit::new(Arc::clone(&group), list, options.reduce));
-    let units: Vec<_> = std::iter::once(unit(&root)).chain(lists.iter().map(|(_, list)| unit(list))).collect();
-    let course = Course { options, recording: AtomicBool::new(false), last: AtomicBool::new(false) };
-    let (course, trouble, mut next) = (Arc::new(course), Trouble::default(), 1);
-    let blocks = model.blocks().iter().map(|block| -> SharedBlock {
-        if !block.has_parameters() {
-            return SharedBlock::clone(block);
+    let root = unit(&root);
+    let course = Course {
+        options,
+        recording: AtomicBool::new(false),
+        last: runs.iter().map(|_| AtomicBool::new(false)).collect(),
+    };
+    let (course, trouble) = (Arc::new(course), Trouble::default());
+    let (mut lists, mut blocks, mut units) = (lists.iter(), Vec::new(), Vec::new());
+    for (number, run) in runs.iter().enumerate() {
+        let run = &model.blocks()[run.clone()];
+        let own = lists.by_ref().take(run.iter().filter(|block| block.has_parameters()).count());
+        let own: Vec<_> = own.map(|(_, list)| unit(list)).collect();
+        let mut at = 0;
+        for block in run {
+            if !block.has_parameters() {
+                blocks.push(SharedBlock::clone(block));
+                continue;
+            }
+            let those = |units: &mut dyn Iterator<Item = &Arc<Unit>>| units.map(Arc::downgrade).collect();
+            blocks.push(Arc::new(ShardedBlock {
+                inner: SharedBlock::clone(block),
+                unit: Arc::clone(&own[at]),
+                after: own.get(at + 1).map(Arc::downgrade).unwrap_or_default(),
+                ahead_forward: those(&mut own[at + 1..].iter().take(options.forward_ahead)),
+                ahead_backward: those(&mut own[..at].iter().rev().take(options.backward_ahead)),
+                run: number,
+                is_last: number + 1 == runs.len() && at + 1 == own.len(),
+                course: Arc::clone(&course),
+                trouble: trouble.clone(),
+            }));
+            at += 1;
         }
-        let at = next;
-        next += 1;
-        let those = |units: &mut dyn Iterator<Item = &Arc<Unit>>| units.map(Arc::downgrade).collect();
-        Arc::new(ShardedBlock {
-            inner: SharedBlock::clone(block),
-            unit: Arc::clone(&units[at]),
-            after: units.get(at + 1).map(Arc::downgrade).unwrap_or_default(),
-            ahead_forward: those(&mut units[at + 1..].iter().take(options.forward_ahead)),
-            ahead_backward: those(&mut units[1..at].iter().rev().take(options.backward_ahead)),
-            course: Arc::clone(&course),
-            trouble: trouble.clone(),
-        })
-    });
-    let blocks = blocks.collect();
-    let root = Arc::clone(&units[0]);
-    let model =
-        ShardedTransformer { inner: model, root, blocks, course: Arc::clone(&course), trouble: trouble.clone() };
-    Ok((Box::new(model), Shards { group, units, course, trouble }))
+        units.push(own);
+    }
+    let shards =
+        Shards { group, root: Arc::clone(&root), runs: units, course: Arc::clone(&course), trouble: trouble.clone() };
+    Ok((Box::new(ShardedTransformer { inner: model, root, blocks, course, trouble }), shards))
 }
 
 impl Shards {
     /// Begins a backward, perhaps after other forwards and backwards than its own: what is in no block is here again.
     pub fn begin_backward(&self) -> Result<()> {
-        self.units[0].need()
+        self.root.need()
     }
 
-    /// The next backward is the last one of the step.
-    pub fn before_last_backward(&self) {
-        self.course.last.store(true, Ordering::Relaxed);
+    /// The next backward of `run` is the last one of the step.
+    pub fn before_last_backward(&self, run: usize) {
+        self.course.last[run].store(true, Ordering::Relaxed);
     }
 
-    /// Ends a backward: gradients are in the parts, or wait whole for the last one. All ranks must run as many backwards.
-    pub fn end_backward(&self) -> Result<()> {
+    /// Ends a backward of `run`: gradients are in the parts, or wait whole for the last one. All ranks must run as many backwards.
+    pub fn end_backward(&self, run: usize) -> Result<()> {
         // In the order in which backward goes, so that ranks whose graphs reach less make the same calls.
-        let sends = self.course.sends();
-        self.units.iter().rev().try_for_each(|unit| unit.end_backward(sends))
+        let sends = self.course.sends(run);
+        self.runs[run].iter().rev().try_for_each(|unit| unit.end_backward(sends))?;
+        // The first run comes back last.
+        self.root.end_backward(!self.course.options.defer || sends && run == 0)
     }
 
     /// Ends the step's backwards: gradients are in the parts, and a parameter without one on all ranks stays without one.
     pub fn finish(&self) -> Result<()> {
         // Nothing is left to send after a last backward that was announced.
-        self.units.iter().rev().try_for_each(|unit| unit.send_the_rest())?;
-        self.course.last.store(false, Ordering::Relaxed);
-        let (parts, touched): (Vec<Tensor>, Vec<i64>) = self
-            .units
-            .iter()
-            .flat_map(|unit| unit.take_touched())
-            .map(|(part, touched)| (part, i64::from(touched)))
-            .unzip();
+        self.units().rev().try_for_each(|unit| unit.send_the_rest())?;
+        self.course.last.iter().for_each(|last| last.store(false, Ordering::Relaxed));
+        let (parts, touched): (Vec<Tensor>, Vec<i64>) =
+            self.units().flat_map(|unit| unit.take_touched()).map(|(part, touched)| (part, i64::from(touched))).unzip();
         let flags = Tensor::f_from_slice(&touched)?;
         self.group.all_reduce(&flags, Reduction::Max)?.wait()?;
         for (part, _) in parts.iter().zip(Vec::<i64>::try_from(flags)?).filter(|(_, touched)| *touched == 0) {
             torch::autograd::set_gradient(part, None)?;
         }
         Ok(())
+    }
+
+    fn units(&self) -> impl DoubleEndedIterator<Item = &Arc<Unit>> {
+        std::iter::once(&self.root).chain(self.runs.iter().flatten())
     }
 
     /// What went wrong between ranks inside forward or backward, if anything did.
@@ -205,6 +229,10 @@ struct ShardedBlock {
     ahead_forward: Vec<Weak<Unit>>,
     /// Gathered while it runs backward, the next first.
     ahead_backward: Vec<Weak<Unit>>,
+    /// The run that it is in.
+    run: usize,
+    /// Whether its backward comes next after its forward.
+    is_last: bool,
     course: Arc<Course>,
     trouble: Trouble,
 }
@@ -218,11 +246,12 @@ impl Block for ShardedBlock {
         start(if again { &self.ahead_backward } else { &self.ahead_forward }).map_err(layer)?;
 
         // After the backward of the block: gradients to the parts. The ones of the block after have had its time to come.
-        let (unit, after, course) = (Arc::clone(&self.unit), Weak::clone(&self.after), Arc::clone(&self.course));
+        let (unit, after) = (Arc::clone(&self.unit), Weak::clone(&self.after));
+        let (course, run) = (Arc::clone(&self.course), self.run);
         let inputs = stream.iter().chain(shared).map(Tensor::shallow_clone).collect();
         let inputs = through("Reduce", inputs, self.trouble.clone(), move || {
             after.upgrade().map_or(Ok(()), |after| after.settle())?;
-            unit.reduce(course.sends())
+            unit.reduce(course.sends(run))
         })?;
         let outputs = self.inner.forward(&inputs[..stream.len()], &inputs[stream.len()..])?;
         // Before it: the parameters must be here again.
@@ -231,7 +260,7 @@ impl Block for ShardedBlock {
             unit.need()?;
             start(&ahead)
         })?;
-        if !again && self.course.gives_up(self.after.strong_count() == 0) {
+        if !again && self.course.gives_up(self.is_last) {
             self.unit.release().map_err(layer)?;
         }
         Ok(outputs)

@@ -1,13 +1,13 @@
-//! Pipeline parallel: each rank has a run of the blocks. Streams go from rank to rank, and their gradients back; what all blocks
-//! share is made by every rank itself from the samples, so nothing of it travels.
+//! Pipeline parallel: each rank has a run of the blocks, or several of them, its chunks. Streams go from rank to rank, and their
+//! gradients back; what all blocks share is made by every rank itself from the samples, so nothing of it travels.
 //!
-//! The schedule is 1F1B (Narayanan et al. 2019, "PipeDream"; Megatron-LM): a rank that is n ranks before the last one runs n
-//! micro-batches forward before the first comes back, then one backward after each forward. It follows from
-//! [`Pipeline::depth`] alone.
+//! The order of a rank's forwards and backwards is that of its [`schedule`](crate::schedule). Between two ranks letters arrive in
+//! the order in which they were sent, which is not always that in which they are needed; every rank knows all schedules, so it
+//! knows which comes next, and keeps what comes early.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use comm::{Group, Pending};
 use nn::{Inputs, Recompute, SharedBlock, State, Transformer};
@@ -15,12 +15,16 @@ use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::fsdp::Model;
+use crate::schedule::{Action, Letter, Pass, Schedule};
 use crate::trouble::Trouble;
 
 /// The ranks that have the other blocks.
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     group: Arc<Group>,
+    /// This rank's runs of blocks, among its own.
+    chunks: Vec<Range<usize>>,
+    mail: Mutex<Mail>,
     /// Sent, and perhaps not yet taken.
     sent: Mutex<VecDeque<(Pending, Tensor)>>,
     trouble: Trouble,
@@ -28,13 +32,34 @@ pub(crate) struct Pipeline {
     device: Device,
 }
 
+/// What other ranks send this one.
+#[derive(Debug)]
+struct Mail {
+    schedule: Schedule,
+    /// By rank, in order.
+    coming: Vec<VecDeque<Letter>>,
+    /// Came before it was needed.
+    early: BTreeMap<Letter, Vec<Tensor>>,
+    /// What the gradients that come back are like.
+    forms: BTreeMap<Letter, Vec<Form>>,
+}
+
 /// A micro-batch between its forward and its backward.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Flight {
+    /// Its forward.
+    pub(crate) action: Action,
     /// What came from the rank before.
     received: Vec<Tensor>,
     /// What went to the next rank.
     sent: Vec<Tensor>,
+}
+
+impl Flight {
+    /// Of a model that one rank has whole.
+    pub(crate) fn of(action: Action) -> Self {
+        Self { action, received: Vec::new(), sent: Vec::new() }
+    }
 }
 
 /// Cuts `costs`, one for each block, into `stages` runs so that the dearest is as cheap as can be. Runs have a cost above 0;
@@ -69,61 +94,75 @@ pub(crate) fn cuts(costs: &[f64], stages: usize) -> Option<Vec<Range<usize>>> {
 }
 
 impl Pipeline {
-    pub(crate) fn new(group: Arc<Group>, device: Device) -> Self {
-        Self { group, sent: Mutex::default(), trouble: Trouble::default(), device }
+    /// Of the ranks of `group`, of which this one has the runs `chunks` of its own blocks.
+    pub(crate) fn new(group: Arc<Group>, chunks: Vec<Range<usize>>, device: Device) -> Self {
+        let mail = Mail::new(Schedule::new(group.size(), chunks.len(), 0), group.index());
+        let (sent, trouble) = (Mutex::default(), Trouble::default());
+        Self { group, chunks, mail: Mutex::new(mail), sent, trouble, device }
     }
 
-    fn before(&self) -> Option<usize> {
-        self.group.index().checked_sub(1)
+    /// Begins a step of so many micro-batches: what this rank is to do.
+    pub(crate) fn begin(&self, batches: usize) -> Vec<Action> {
+        self.follow(Schedule::new(self.group.size(), self.chunks.len(), batches))
     }
 
-    fn after(&self) -> Option<usize> {
-        Some(self.group.index() + 1).filter(|next| *next < self.group.size())
+    fn follow(&self, schedule: Schedule) -> Vec<Action> {
+        let actions = schedule.of(self.group.index()).to_vec();
+        *self.mail() = Mail::new(schedule, self.group.index());
+        actions
     }
 
-    /// Micro-batches that are under way here before the first comes back.
-    pub(crate) fn depth(&self) -> usize {
-        self.group.size() - 1 - self.group.index()
+    fn mail(&self) -> MutexGuard<'_, Mail> {
+        self.mail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether this rank has the last blocks.
+    pub(crate) fn is_last(&self) -> bool {
+        self.group.index() + 1 == self.group.size()
     }
 
     pub(crate) fn failure(&self) -> Option<Error> {
         self.trouble.take()
     }
 
-    /// Runs this rank's blocks on a micro-batch: the prediction on the last rank.
+    /// Runs a chunk on a micro-batch: the prediction after the last run of blocks.
     pub(crate) fn forward(
         &self,
         model: &dyn Transformer,
         inputs: &Inputs,
         recompute: Recompute,
+        action: Action,
     ) -> nn::Result<(Option<Tensor>, Flight)> {
         let layer = |error| self.trouble.layer(error);
         let mut state = model.embed(inputs)?;
-        let mut flight = Flight::default();
-        if let Some(before) = self.before() {
-            flight.received = self.receive(before).map_err(layer)?;
+        let mut flight = Flight::of(action);
+        let mut mail = self.mail();
+        if let Some(awaited) = mail.schedule.awaits(self.group.index(), action) {
+            flight.received = self.take(&mut mail, awaited).map_err(layer)?;
             state.stream = flight.received.iter().map(Tensor::shallow_clone).collect();
         }
-        model.advance(&mut state, recompute)?;
-        let Some(after) = self.after() else { return Ok((Some(model.head(state)?), flight)) };
+        model.advance(self.chunks[action.chunk].clone(), &mut state, recompute)?;
+        let Some((after, letter)) = mail.schedule.sends(self.group.index(), action) else {
+            return Ok((Some(model.head(state)?), flight));
+        };
         self.send(&state.stream, after).map_err(layer)?;
+        let forms = state.stream.iter().filter(|tensor| tensor.requires_grad()).map(Form::of);
+        let back = Letter { pass: Pass::Backward, run: letter.run - 1, ..letter };
+        mail.forms.insert(back, forms.collect::<Result<_>>().map_err(layer)?);
         flight.sent = state.stream;
         Ok((None, flight))
     }
 
-    /// Brings a micro-batch back: from `loss` on the last rank, elsewhere from the gradients that come.
+    /// Brings a micro-batch back: from `loss` after the last run of blocks, elsewhere from the gradients that come.
     pub(crate) fn backward(&self, flight: Flight, loss: Option<Tensor>) -> Result<()> {
-        let Flight { received, sent } = flight;
-        match (loss, self.after()) {
+        let Flight { action, received, sent } = flight;
+        let action = Action { pass: Pass::Backward, ..action };
+        let mut mail = self.mail();
+        match (loss, mail.schedule.awaits(self.group.index(), action)) {
             (Some(loss), _) => torch::autograd::backward(&[loss], &[], false)?,
-            (None, Some(after)) => {
-                let (mut roots, mut gradients) = (Vec::new(), Vec::new());
-                for tensor in sent.into_iter().filter(Tensor::requires_grad) {
-                    let gradient = Tensor::f_empty(tensor.size(), (tensor.kind(), tensor.device()))?;
-                    self.group.receive(&gradient, after)?.wait()?;
-                    gradients.push(gradient);
-                    roots.push(tensor);
-                }
+            (None, Some(awaited)) => {
+                let roots: Vec<Tensor> = sent.into_iter().filter(Tensor::requires_grad).collect();
+                let gradients = self.take(&mut mail, awaited)?;
                 // Nothing is trained up to here: nothing comes back.
                 if !roots.is_empty() {
                     torch::autograd::backward(&roots, &gradients, false)?;
@@ -131,7 +170,7 @@ impl Pipeline {
             }
             (None, None) => return Err(Error::Unfit("a backward without a loss".to_owned())),
         }
-        if let Some(before) = self.before() {
+        if let Some((before, _)) = mail.schedule.sends(self.group.index(), action) {
             for tensor in received.iter().filter(|tensor| tensor.requires_grad()) {
                 let gradient = tensor.grad();
                 let gradient = if gradient.defined() { gradient.f_contiguous()? } else { tensor.f_zeros_like()? };
@@ -161,6 +200,33 @@ impl Pipeline {
         };
         self.group.broadcast(&tensor, last)?.wait()?;
         Ok(tensor)
+    }
+
+    /// The tensors of a letter from a rank, now or earlier.
+    fn take(&self, mail: &mut Mail, (from, letter): (usize, Letter)) -> Result<Vec<Tensor>> {
+        if let Some(tensors) = mail.early.remove(&letter) {
+            return Ok(tensors);
+        }
+        loop {
+            let unknown = || Error::Unfit(format!("rank {from} of the pipeline sends no {letter:?}"));
+            let next = mail.coming[from].pop_front().ok_or_else(unknown)?;
+            let tensors = match next.pass {
+                Pass::Forward => self.receive(from)?,
+                Pass::Backward => {
+                    let forms = mail.forms.remove(&next).ok_or_else(unknown)?;
+                    let one = |form: &Form| {
+                        let gradient = form.empty(self.device)?;
+                        self.group.receive(&gradient, from)?.wait()?;
+                        Ok(gradient)
+                    };
+                    forms.iter().map(one).collect::<Result<_>>()?
+                }
+            };
+            if next == letter {
+                return Ok(tensors);
+            }
+            mail.early.insert(next, tensors);
+        }
     }
 
     fn start(&self, tensor: Tensor, to: usize) -> Result<()> {
@@ -194,7 +260,16 @@ impl Pipeline {
     }
 }
 
+impl Mail {
+    /// What rank `own` gets when all do as `schedule` says.
+    fn new(schedule: Schedule, own: usize) -> Self {
+        let coming = (0..schedule.ranks()).map(|from| schedule.letters(from, own).collect()).collect();
+        Self { schedule, coming, early: BTreeMap::new(), forms: BTreeMap::new() }
+    }
+}
+
 /// What a tensor is like.
+#[derive(Debug)]
 struct Form {
     kind: Kind,
     requires_grad: bool,
@@ -244,8 +319,9 @@ pub(crate) struct Stage {
 }
 
 impl Stage {
-    pub(crate) fn new(inner: Model, blocks: Range<usize>) -> Self {
-        let blocks = inner.blocks()[blocks].iter().map(SharedBlock::clone).collect();
+    /// With these runs, one after the other.
+    pub(crate) fn new(inner: Model, runs: &[Range<usize>]) -> Self {
+        let blocks = runs.iter().flat_map(|run| &inner.blocks()[run.clone()]).map(SharedBlock::clone).collect();
         Self { inner, blocks }
     }
 }
@@ -285,8 +361,13 @@ impl Transformer for Piped {
 
     fn forward(&self, inputs: &Inputs, recompute: Recompute) -> nn::Result<Tensor> {
         let layer = |error| self.pipeline.trouble.layer(error);
-        let run = || self.pipeline.forward(self.inner.as_ref(), inputs, recompute);
-        let (prediction, _) = tch::no_grad(run)?;
+        let ranks = self.pipeline.group.size();
+        let actions = self.pipeline.follow(Schedule::forward(ranks, self.pipeline.chunks.len()));
+        let mut prediction = None;
+        for action in actions {
+            let run = || self.pipeline.forward(self.inner.as_ref(), inputs, recompute, action);
+            (prediction, _) = tch::no_grad(run)?;
+        }
         self.pipeline.settle().map_err(layer)?;
         self.pipeline.last(prediction).map_err(layer)
     }

@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::fsdp::{self, Model, Options, Shards};
 use crate::outline::Outline;
 use crate::pp::{Flight, Piped, Pipeline, Stage};
+use crate::schedule::{Action, Schedule};
 use crate::team::Team;
 use crate::tokens::Tokens;
 
@@ -20,7 +21,8 @@ use crate::tokens::Tokens;
 #[derive(Debug)]
 pub struct Frame {
     outline: Outline,
-    stage: Option<Range<usize>>,
+    /// Runs of blocks; none if this rank has them all.
+    chunks: Option<Vec<Range<usize>>>,
     tokens: Option<Arc<Tokens>>,
     part: Option<Part>,
     options: Options,
@@ -31,16 +33,20 @@ pub struct Frame {
 impl Frame {
     /// This rank's share of the model that `outline` is of. All ranks must ask at the same point.
     pub fn new(team: &Team, outline: Outline) -> Result<Self> {
-        let (place, stages) = team.place(Axis::Pp);
-        let stage = if stages > 1 { Some(outline.stages(stages)?.swap_remove(place)) } else { None };
+        let chunks = chunks(team, &outline, 1)?;
         Ok(Self {
             outline,
-            stage,
+            chunks,
             tokens: Tokens::new(team)?,
             part: part(team)?,
             options: Options::default(),
             in_host_memory: false,
         })
+    }
+
+    /// With `count` runs of blocks on each rank of a pipeline, in place of one.
+    pub fn interleaved(self, team: &Team, count: usize) -> Result<Self> {
+        Ok(Self { chunks: chunks(team, &self.outline, count)?, ..self })
     }
 
     /// With other options of `fsdp`.
@@ -61,8 +67,8 @@ impl Frame {
         if let Some(division) = self.tokens.as_ref().and_then(|tokens| tokens.division(team.mesh())) {
             builder = builder.divided(division);
         }
-        if let Some(stage) = &self.stage {
-            builder = builder.only(self.outline.paths(stage.clone()));
+        if let Some(chunks) = &self.chunks {
+            builder = builder.only(chunks.iter().flat_map(|run| self.outline.paths(run.clone())).collect());
         }
         match self.part {
             Some(part) if self.in_host_memory => builder.split(part, compute).held_in_host_memory(),
@@ -77,16 +83,18 @@ impl Frame {
         if let Some(tokens) = &self.tokens {
             model = tokens.apply(model);
         }
-        if let Some(stage) = self.stage {
-            model = Box::new(Stage::new(model, stage));
+        if let Some(chunks) = &self.chunks {
+            model = Box::new(Stage::new(model, chunks));
         }
+        let all = 0..model.blocks().len();
+        let runs = self.chunks.as_deref().map_or_else(|| vec![all], end_to_end);
         if self.part.is_some() {
-            let (sharded, held) = fsdp::apply(model, parameters, team.along(&FSDP)?, self.options)?;
+            let (sharded, held) = fsdp::apply(model, parameters, team.along(&FSDP)?, self.options, &runs)?;
             (model, shards) = (sharded, Some(held));
         }
         let (stage, stages) = team.place(Axis::Pp);
         if stages > 1 {
-            let piped = Arc::new(Pipeline::new(team.along(&[Axis::Pp])?, team.device()));
+            let piped = Arc::new(Pipeline::new(team.along(&[Axis::Pp])?, runs, team.device()));
             model = Box::new(Piped { inner: model, pipeline: Arc::clone(&piped) });
             pipeline = Some(piped);
         }
@@ -116,6 +124,26 @@ impl Frame {
         let spread = Spread { outline, pipeline, tokens, shards, copies, held, trained_in_parts, divided, leads };
         Ok((model, spread))
     }
+}
+
+/// This rank's runs of blocks in a pipeline, `count` of them; none if it has all blocks.
+fn chunks(team: &Team, outline: &Outline, count: usize) -> Result<Option<Vec<Range<usize>>>> {
+    let (place, stages) = team.place(Axis::Pp);
+    if stages == 1 {
+        return Ok(None);
+    }
+    let runs = outline.stages(stages * count)?;
+    Ok(Some(runs.into_iter().skip(place).step_by(stages).collect()))
+}
+
+/// The same runs without what is between them.
+fn end_to_end(runs: &[Range<usize>]) -> Vec<Range<usize>> {
+    let place = |from: &mut usize, run: &Range<usize>| {
+        let first = *from;
+        *from += run.len();
+        Some(first..*from)
+    };
+    runs.iter().scan(0, place).collect()
 }
 
 /// Axes along which parameters are split by runs of elements: ranks with other samples, or other tokens of them.
@@ -208,40 +236,45 @@ impl Spread {
         self.outline.trained()
     }
 
-    /// Micro-batches that go forward before the first comes back.
-    pub fn depth(&self) -> usize {
-        self.pipeline.as_ref().map_or(0, |pipeline| pipeline.depth())
+    /// Begins a step of so many micro-batches: what this rank does, in order, by [`forward`](Self::forward) and
+    /// [`backward`](Self::backward).
+    pub fn begin(&self, batches: usize) -> Vec<Action> {
+        match &self.pipeline {
+            Some(pipeline) => pipeline.begin(batches),
+            None => Schedule::new(1, 1, batches).of(0).to_vec(),
+        }
     }
 
-    /// Runs the model on a micro-batch, to be brought [back](Self::backward) in the order of forwards. The prediction is on the
-    /// ranks of the last stage.
+    /// Runs the model, or a chunk of it, on a micro-batch. The prediction is where the last block is.
     pub fn forward(
         &self,
         model: &dyn Transformer,
         inputs: &Inputs,
         recompute: Recompute,
+        action: Action,
     ) -> nn::Result<(Option<Tensor>, Flight)> {
         match &self.pipeline {
-            Some(pipeline) => pipeline.forward(model, inputs, recompute),
-            None => Ok((Some(model.forward(inputs, recompute)?), Flight::default())),
+            Some(pipeline) => pipeline.forward(model, inputs, recompute, action),
+            None => Ok((Some(model.forward(inputs, recompute)?), Flight::of(action))),
         }
     }
 
     /// Gradients of a micro-batch: from `loss`, where its prediction was.
     pub fn backward(&self, flight: Flight, loss: Option<Tensor>) -> Result<()> {
+        let chunk = flight.action.chunk;
         self.shards.as_ref().map_or(Ok(()), Shards::begin_backward)?;
         match (&self.pipeline, loss) {
             (Some(pipeline), loss) => pipeline.backward(flight, loss)?,
             (None, Some(loss)) => torch::autograd::backward(&[loss], &[], false)?,
             (None, None) => return Err(Error::Unfit("a backward without a loss".to_owned())),
         }
-        self.shards.as_ref().map_or(Ok(()), Shards::end_backward)
+        self.shards.as_ref().map_or(Ok(()), |shards| shards.end_backward(chunk))
     }
 
     /// The last stage's numbers, `count` of them, on all stages.
     pub fn last_stage(&self, own: Vec<f32>, count: usize) -> Result<Vec<f32>> {
         let Some(pipeline) = self.pipeline.as_ref().filter(|_| count > 0) else { return Ok(own) };
-        let own = if pipeline.depth() == 0 { Some(Tensor::f_from_slice(&own)?) } else { None };
+        let own = if pipeline.is_last() { Some(Tensor::f_from_slice(&own)?) } else { None };
         let numbers = Vec::<f32>::try_from(pipeline.last(own)?)?;
         if numbers.len() != count {
             return Err(Error::Unfit(format!("{} losses came, not {count}", numbers.len())));
@@ -249,12 +282,15 @@ impl Spread {
         Ok(numbers)
     }
 
-    /// Before the last backward of a step.
-    pub fn before_last_backward(&self) {
+    /// Before a step's last backward through the chunk of `action`.
+    pub fn before_last_backward(&self, action: Action) {
         if let Some(shards) = &self.shards {
-            shards.before_last_backward();
+            shards.before_last_backward(action.chunk);
         }
-        self.copies.iter().filter(|copies| copies.early).for_each(|copies| copies.reducer.arm());
+        // The first chunk comes back last.
+        if action.chunk == 0 {
+            self.copies.iter().filter(|copies| copies.early).for_each(|copies| copies.reducer.arm());
+        }
     }
 
     /// After the last backward: gradients are those of the global batch.

@@ -3,17 +3,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot set up its world has failed")]
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use models::testing::{Sample, Size, fixtures, wave};
 use models::{ModelFolder, family_of};
 use nn::{BuildOptions, Builder, Inputs, Parameters, Shared, Weights};
 use parallel::fsdp::Model;
-use parallel::{Frame, Outline, Team};
+use parallel::{Frame, Outline, Pass, Team};
 use spec::Mesh;
 use spec::mesh::{Asked, Axis};
 use tch::{Device, Kind, Tensor};
+
+/// Parts of the sample's gradient, of which stages may have several under way.
+const BATCHES: usize = 3;
 
 /// A sample that threads may share.
 struct Given {
@@ -80,7 +83,8 @@ fn mesh(asked: &Asked) -> Mesh {
     Mesh::of(&asked, asked.dp.unwrap_or(1) * cp * tp * pp).unwrap()
 }
 
-fn meshes() -> Vec<Mesh> {
+/// Meshes, with the runs of blocks of each rank.
+fn meshes() -> Vec<(Mesh, usize)> {
     let none = Asked::default();
     let asked = [
         Asked { tp: 2, ..none },
@@ -101,7 +105,14 @@ fn meshes() -> Vec<Mesh> {
         Asked { pp: 2, tp: 2, cp: 2, cp_ring: Some(2), ..none },
         Asked { pp: 2, tp: 2, dp: Some(2), ..none },
     ];
-    asked.iter().map(mesh).collect()
+    let interleaved = [
+        (Asked { pp: 2, ..none }, 2),
+        (Asked { pp: 2, dp: Some(2), ..none }, 2),
+        (Asked { pp: 2, dp: Some(2), dp_replicate: Some(2), ..none }, 2),
+        (Asked { pp: 2, cp: 2, ..none }, 2),
+    ];
+    let whole = asked.iter().map(|asked| (mesh(asked), 1));
+    whole.chain(interleaved.iter().map(|(asked, chunks)| (mesh(asked), *chunks))).collect()
 }
 
 fn outline(folder: &ModelFolder) -> Outline {
@@ -119,8 +130,8 @@ fn reference(folder: &ModelFolder, inputs: &Inputs) -> (Vec<f32>, BTreeMap<Strin
 }
 
 /// Whether the layers of the model can be divided so.
-fn fits(folder: &ModelFolder, mesh: &Mesh) -> bool {
-    if outline(folder).stages(mesh.degree(Axis::Pp)).is_err() {
+fn fits(folder: &ModelFolder, mesh: &Mesh, chunks: usize) -> bool {
+    if outline(folder).stages(mesh.degree(Axis::Pp) * chunks).is_err() {
         return false;
     }
     let Some(division) = parallel::tokens::division(mesh) else { return true };
@@ -138,36 +149,43 @@ fn a_model_on_a_mesh_is_the_model() {
     for (name, folder) in fixtures() {
         let (family, given) = (family_of(&folder).unwrap().name(), Given::new(&folder));
         let (expected, gradients) = reference(&folder, &given.inputs());
-        for (number, mesh) in meshes().into_iter().enumerate().filter(|(_, mesh)| fits(&folder, mesh)) {
+        let fitting = meshes().into_iter().enumerate().filter(|(_, (mesh, chunks))| fits(&folder, mesh, *chunks));
+        for (number, (mesh, chunks)) in fitting {
             let wide = Axis::ALL.into_iter().filter(|axis| mesh.degree(*axis) > 1);
             ran.extend(wide.map(|axis| (family, axis)));
             let recompute = number % 2 == 1;
             comm::testing::launches(mesh.world(), |launch| {
-                let what = format!("{name} on {mesh}, recompute {recompute}");
+                let what = format!("{name} on {mesh}, {chunks} each, recompute {recompute}");
                 let team = Team::join(launch, mesh, Duration::from_mins(2), Device::Cpu).unwrap();
-                let frame = Frame::new(&team, outline(&folder)).unwrap();
+                let frame = Frame::new(&team, outline(&folder)).unwrap().interleaved(&team, chunks).unwrap();
                 let builder = frame.on(&team, builder(&folder), Kind::Float);
                 let (model, parameters) = build(&folder, &builder);
                 let (model, spread) = frame.spread(&team, model, &parameters).unwrap();
                 // Every share of the data has the same samples, each of which counts as if it had a share of them.
                 let weight = 1.0 / (team.redundancy() * team.share().1) as f64;
                 let own = given.inputs();
-                // Two halves, of which stages may have both under way.
-                let mut under_way = VecDeque::new();
-                for half in 0..2 {
-                    let (prediction, flight) = spread.forward(model.as_ref(), &own, recompute.into()).unwrap();
-                    let scale = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
-                    if let Some(prediction) = &prediction {
-                        let found = values(&prediction.detach());
-                        assert_close(&format!("{what}: prediction"), &found, &expected, scale);
-                    }
-                    under_way.push_back((flight, prediction.map(|p| loss(&p) * (weight / 2.0))));
-                    while under_way.len() > if half == 1 { 0 } else { spread.depth() } {
-                        let (flight, loss) = under_way.pop_front().unwrap();
-                        if half == 1 && under_way.is_empty() {
-                            spread.before_last_backward();
+                let mut under_way = BTreeMap::new();
+                for action in spread.begin(BATCHES) {
+                    let key = (action.chunk, action.batch);
+                    match action.pass {
+                        Pass::Forward => {
+                            let (prediction, flight) =
+                                spread.forward(model.as_ref(), &own, recompute.into(), action).unwrap();
+                            let scale = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+                            if let Some(prediction) = &prediction {
+                                let found = values(&prediction.detach());
+                                assert_close(&format!("{what}: prediction"), &found, &expected, scale);
+                            }
+                            let part = weight / BATCHES as f64;
+                            under_way.insert(key, (flight, prediction.map(|prediction| loss(&prediction) * part)));
                         }
-                        spread.backward(flight, loss).unwrap();
+                        Pass::Backward => {
+                            let (flight, loss) = under_way.remove(&key).unwrap();
+                            if action.batch + 1 == BATCHES {
+                                spread.before_last_backward(action);
+                            }
+                            spread.backward(flight, loss).unwrap();
+                        }
                     }
                 }
                 spread.finish().unwrap();

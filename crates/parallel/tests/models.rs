@@ -56,17 +56,19 @@ fn a_model_in_parts_is_the_whole_model() {
             comm::testing::ranks(ranks, Duration::from_mins(2), |world| {
                 let part = Part { index: world.rank(), count: ranks };
                 let (model, parameters) = build(&folder, Some(part));
-                let (model, shards) = fsdp::apply(model, &parameters, world.everyone().unwrap(), options).unwrap();
+                let blocks = 0..model.blocks().len();
+                let everyone = world.everyone().unwrap();
+                let (model, shards) = fsdp::apply(model, &parameters, everyone, options, &[blocks]).unwrap();
                 let freed = || parameters.weights.iter().map(|named| torch::storage::bytes(&named.tensor)).sum::<u64>();
                 assert_eq!(freed(), 0, "nobody holds the whole");
                 // Twice: gradients of micro-batches add up.
                 for times in 1..=2 {
                     if times == 2 {
-                        shards.before_last_backward();
+                        shards.before_last_backward(0);
                     }
                     let found = pass(&model, &inputs(&folder), recompute, 1.0 / ranks as f64);
                     assert_eq!(found, expected, "{name}");
-                    shards.end_backward().unwrap();
+                    shards.end_backward(0).unwrap();
                     assert_eq!(freed(), 0);
                     if options.defer && times == 1 {
                         assert!(parameters.parts.iter().all(|named| !named.tensor.grad().defined()));

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use models::{ModelFolder, family_of};
 use nn::{BuildOptions, Builder, Conditions, Inputs, Transformer, Weights};
-use parallel::{Frame, Options, Outline, Spread, Team};
+use parallel::{Action, Flight, Frame, Options, Outline, Pass, Spread, Team};
 use spec::Mesh;
 use spec::mesh::Asked;
 use tch::{Device, Kind, Tensor};
@@ -37,6 +37,16 @@ fn inputs() -> Inputs {
 
 /// (call, members, bytes) → how often each rank makes it, in forward and in backward of one micro-batch; by rank.
 type Counts = BTreeMap<(&'static str, usize, usize), usize>;
+
+/// The one forward of a step of one micro-batch.
+fn forward(model: &dyn Transformer, spread: &Spread) -> (Option<Tensor>, Flight) {
+    let action: Action = spread.begin(1)[0];
+    spread.forward(model, &inputs(), false.into(), action).unwrap()
+}
+
+fn backward(spread: &Spread, (prediction, flight): (Option<Tensor>, Flight)) {
+    spread.backward(flight, prediction.map(|prediction| prediction.sum(Kind::Float))).unwrap();
+}
 
 /// Of each rank of a mesh, what `body` gives on its share of the tiny FLUX.
 fn spread<T: Send>(
@@ -76,13 +86,13 @@ fn counted(asked: &Asked, named: &[&str]) -> Vec<[Counts; 2]> {
             counts
         };
         team.trace().begin();
-        let (prediction, flight) = spread.forward(model, &inputs(), false.into()).unwrap();
-        let forward = count();
+        let under_way = forward(model, spread);
+        let there = count();
         team.trace().begin();
-        spread.backward(flight, prediction.map(|prediction| prediction.sum(Kind::Float))).unwrap();
-        let backward = count();
+        backward(spread, under_way);
+        let back = count();
         spread.finish().unwrap();
-        [forward, backward]
+        [there, back]
     })
 }
 
@@ -164,11 +174,11 @@ fn course(options: Options, batches: usize) -> String {
     let mut ranks = spread(&Asked { dp: Some(2), ..Asked::default() }, options, |team, model, spread| {
         team.trace().begin();
         for batch in 1..=batches {
-            let (prediction, flight) = spread.forward(model, &inputs(), false.into()).unwrap();
+            let under_way = forward(model, spread);
             if batch == batches {
-                spread.before_last_backward();
+                spread.before_last_backward(Action { pass: Pass::Backward, chunk: 0, batch: 0 });
             }
-            spread.backward(flight, prediction.map(|prediction| prediction.sum(Kind::Float))).unwrap();
+            backward(spread, under_way);
         }
         let calls = team.trace().end();
         spread.finish().unwrap();
@@ -235,9 +245,9 @@ fn as_many_blocks_are_gathered_ahead_as_asked() {
         let options = Options { forward_ahead: ahead, ..Options::default() };
         let gathered = spread(&Asked { dp: Some(2), tp: 2, ..Asked::default() }, options, |team, model, spread| {
             team.trace().begin();
-            let (prediction, flight) = spread.forward(model, &inputs(), false.into()).unwrap();
+            let under_way = forward(model, spread);
             let calls = team.trace().end();
-            spread.backward(flight, prediction.map(|prediction| prediction.sum(Kind::Float))).unwrap();
+            backward(spread, under_way);
             spread.finish().unwrap();
             calls.iter().take_while(|call| call.name != "all_gather").filter(|call| call.name == "broadcast").count()
         });

@@ -146,7 +146,9 @@ fn against_family(
             Err(error) => refuse(if has_peft { "peft.target_modules" } else { "model" }, problem_of(&error)),
             Ok(parameters) => {
                 if let Some((path, problem)) = mesh.and_then(|mesh| {
-                    divided(config, mesh, family, folder, options).or_else(|| cut(mesh, model.as_ref(), &parameters))
+                    let chunks = config.distributed.chunks;
+                    divided(config, mesh, family, folder, options)
+                        .or_else(|| cut(mesh, chunks, model.as_ref(), &parameters))
                 }) {
                     refuse(path, problem);
                 }
@@ -206,11 +208,23 @@ fn state_divided(config: &Config, mesh: &Mesh, parameters: &nn::Parameters) -> O
 }
 
 /// Blocks that are too few for the mesh.
-fn cut(mesh: &Mesh, model: &dyn nn::Transformer, parameters: &nn::Parameters) -> Option<(&'static str, Problem)> {
+fn cut(
+    mesh: &Mesh,
+    chunks: usize,
+    model: &dyn nn::Transformer,
+    parameters: &nn::Parameters,
+) -> Option<(&'static str, Problem)> {
     let stages = mesh.degree(Axis::Pp);
+    if stages == 1 {
+        return None;
+    }
     let outline = parallel::Outline::of(model, parameters);
-    let error = outline.and_then(|outline| outline.stages(stages)).err()?;
-    Some(("fsdp.pp_size", Problem::new(format!("pp_size {stages}: {error}"))))
+    let error = outline.and_then(|outline| outline.stages(stages * chunks)).err()?;
+    let (key, sizes) = match chunks {
+        1 => ("fsdp.pp_size", format!("pp_size {stages}")),
+        _ => ("fsdp.pp_virtual_stages", format!("pp_size {stages} × pp_virtual_stages {chunks}")),
+    };
+    Some((key, Problem::new(format!("{sizes}: {error}"))))
 }
 
 fn problem_of(error: &(impl miette::Diagnostic + 'static)) -> Problem {

@@ -153,6 +153,7 @@ impl Expert {
         };
         let frame = Frame::new(&team, outline).map_err(between_ranks)?.with(config.distributed.options());
         let frame = if config.distributed.cpu_offload { frame.in_host_memory() } else { frame };
+        let frame = frame.interleaved(&team, config.distributed.chunks).map_err(between_ranks)?;
         let builder = frame.on(&team, builder, compute);
         let transformer = family.transformer(folder, &builder).map_err(unusable)?;
         let parameters = builder.finish().map_err(unusable)?;

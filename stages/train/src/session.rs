@@ -3,7 +3,7 @@
 use models::{Family, ModelFolder};
 use nn::lora::Spec;
 use nn::{BuildOptions, Conditions, Inputs, Recompute};
-use parallel::{Flight, Team};
+use parallel::{Action, Flight, Team};
 use spec::mesh::Axis;
 use stage::Failure;
 use tch::{Device, Kind, Tensor};
@@ -100,9 +100,10 @@ impl Session {
         latents: Tensor,
         sigma: &Tensor,
         conditions: &Conditions,
+        action: Action,
     ) -> Result<(Option<Tensor>, Flight), Failure> {
         let inputs = self.inputs(latents, sigma, conditions)?;
-        let run = expert.spread.forward(expert.transformer.as_ref(), &inputs, self.recompute);
+        let run = expert.spread.forward(expert.transformer.as_ref(), &inputs, self.recompute, action);
         run.map_err(|error| self.failure(error))
     }
 

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use diffusion::flow;
-use parallel::Flight;
+use nn::Conditions;
+use parallel::{Action, Flight, Pass};
 use spec::Problem;
 use spec::mesh::Axis;
 use stage::{Exit, Failure};
@@ -12,8 +13,9 @@ use tch::{Kind, Tensor};
 use crate::batch::{Batch, Draw};
 use crate::between_ranks;
 use crate::config::{Config, Rates};
+use crate::experts::Expert;
 use crate::plan::Item;
-use crate::prefetch::Start;
+use crate::prefetch::{Amount, Start};
 use crate::session::Session;
 
 /// What a step did.
@@ -39,21 +41,30 @@ pub(crate) struct Accumulation<'s> {
     session: &'s mut Session,
     start: Start,
     /// One for each expert that this rank holds.
-    passes: Vec<Pass>,
+    passages: Vec<Passage>,
     /// Experts whose gradients are complete.
     finished: usize,
 }
 
 /// The micro-batches of one expert.
-#[derive(Default)]
-struct Pass {
+struct Passage {
+    /// What is left to do, in order.
+    actions: VecDeque<Action>,
     /// Micro-batches added.
     added: usize,
-    /// Forward done, backward not.
-    under_way: VecDeque<UnderWay>,
-    /// Micro-batches brought back.
-    back: usize,
+    /// Those that have not gone forward everywhere on this rank, by number.
+    given: BTreeMap<usize, Given>,
+    /// Forward done, backward not; by chunk and number.
+    under_way: BTreeMap<(usize, usize), UnderWay>,
     losses: Vec<Tensor>,
+}
+
+/// A micro-batch before its last forward on this rank.
+struct Given {
+    drawn: Drawn,
+    conditions: Conditions,
+    masks: Vec<u64>,
+    stands_in: bool,
 }
 
 /// A micro-batch between forward and backward.
@@ -70,34 +81,70 @@ impl<'s> Accumulation<'s> {
         for expert in &session.experts {
             expert.optimizer.clear_gradients().map_err(Failure::from_diagnostic)?;
         }
-        let passes = session.experts.iter().map(|_| Pass::default()).collect();
-        Ok(Self { session, start, passes, finished: 0 })
+        let passage = |(expert, amount): (&Expert, &Amount)| Passage {
+            actions: expert.spread.begin(amount.batches).into(),
+            added: 0,
+            given: BTreeMap::new(),
+            under_way: BTreeMap::new(),
+            losses: Vec::new(),
+        };
+        let passages = session.experts.iter().zip(&start.work).map(passage).collect();
+        Ok(Self { session, start, passages, finished: 0 })
     }
 
-    /// Adds the gradients of `batch`: those of the sum of its losses over the size of the *global* batch.
-    pub(crate) fn add(&mut self, batch: &Batch) -> Result<(), Failure> {
+    /// Adds the gradients of `batch`, now or with a later one: those of the sum of its losses over the size of the *global* batch.
+    pub(crate) fn add(&mut self, batch: Batch) -> Result<(), Failure> {
         self.finish_experts(batch.expert)?;
-        let (session, number) = (&*self.session, batch.expert);
-        let (expert, pass, amount) = (&session.experts[number], &mut self.passes[number], self.start.work[number]);
-        let masks: Vec<u64> = batch.draws.iter().map(|draw| draw.mask).collect();
-        expert.parameters.set_dropout_keys(Some(&masks));
-        let drawn = Drawn::of(session, batch)?;
-        let (velocity, flight) = session.forward(expert, drawn.noisy(), &drawn.sigma, &batch.conditions)?;
-        let losses = velocity.map(|velocity| drawn.losses(&velocity));
-        // A stand-in only keeps step with the other ranks; ranks that each end up with a sample's loss count once together.
-        let weight = if batch.stands_in { 0.0 } else { 1.0 / self.start.samples.len() as f64 };
-        let weight = weight / session.team.redundancy() as f64;
-        let loss = losses.as_ref().map(|losses| losses.sum(Kind::Float) * weight);
-        pass.losses.extend(losses.filter(|_| !batch.stands_in).map(|losses| losses.detach()));
-        pass.under_way.push_back(UnderWay { flight, loss, masks });
-        pass.added += 1;
-        // As many stay under way as there are stages after this one, so that all of them have something to do.
-        let staying = if pass.added == amount.batches { 0 } else { expert.spread.depth() };
-        while self.passes[number].under_way.len() > staying {
-            self.bring_back(number)?;
+        let drawn = Drawn::of(self.session, &batch)?;
+        let Batch { draws, conditions, stands_in, expert: number, .. } = batch;
+        let masks = draws.iter().map(|draw| draw.mask).collect();
+        let passage = &mut self.passages[number];
+        passage.given.insert(passage.added, Given { drawn, conditions, masks, stands_in });
+        passage.added += 1;
+        let added = passage.added;
+        while let Some(action) = self.passages[number].actions.pop_front_if(|action| action.batch < added) {
+            match action.pass {
+                Pass::Forward => self.forward(number, action)?,
+                Pass::Backward => self.bring_back(number, action)?,
+            }
         }
         self.session.experts[number].parameters.set_dropout_keys(None);
         Ok(())
+    }
+
+    /// Runs a forward of an expert.
+    fn forward(&mut self, number: usize, action: Action) -> Result<(), Failure> {
+        let session = &*self.session;
+        let (expert, passage) = (&session.experts[number], &mut self.passages[number]);
+        let Given { drawn, conditions, masks, stands_in } = &passage.given[&action.batch];
+        expert.parameters.set_dropout_keys(Some(masks));
+        let (velocity, flight) = session.forward(expert, drawn.noisy(), &drawn.sigma, conditions, action)?;
+        let losses = velocity.map(|velocity| drawn.losses(&velocity));
+        // A stand-in only keeps step with the other ranks; ranks that each end up with a sample's loss count once together.
+        let weight = if *stands_in { 0.0 } else { 1.0 / self.start.samples.len() as f64 };
+        let weight = weight / session.team.redundancy() as f64;
+        let loss = losses.as_ref().map(|losses| losses.sum(Kind::Float) * weight);
+        passage.losses.extend(losses.filter(|_| !stands_in).map(|losses| losses.detach()));
+        passage.under_way.insert((action.chunk, action.batch), UnderWay { flight, loss, masks: masks.clone() });
+        if !passage.actions.iter().any(|later| later.pass == Pass::Forward && later.batch == action.batch) {
+            passage.given.remove(&action.batch);
+        }
+        Ok(())
+    }
+
+    /// Runs a backward of an expert.
+    fn bring_back(&mut self, number: usize, action: Action) -> Result<(), Failure> {
+        let session = &*self.session;
+        let expert = &session.experts[number];
+        let gone = || Failure::new(Exit::Bug, Problem::new(format!("{action:?} comes before its forward")));
+        let found = self.passages[number].under_way.remove(&(action.chunk, action.batch));
+        let UnderWay { flight, loss, masks } = found.ok_or_else(gone)?;
+        // A block that runs again drops what it dropped before.
+        expert.parameters.set_dropout_keys(Some(&masks));
+        if action.batch + 1 == self.start.work[number].batches {
+            expert.spread.before_last_backward(action);
+        }
+        expert.spread.backward(flight, loss).map_err(|error| session.lost(error))
     }
 
     /// Completes the gradients of the experts before `number`: one after the other, so that a rank without a sample for one makes
@@ -108,20 +155,6 @@ impl<'s> Accumulation<'s> {
         }
         self.finished = self.finished.max(number);
         Ok(())
-    }
-
-    /// Runs the oldest backward of an expert.
-    fn bring_back(&mut self, number: usize) -> Result<(), Failure> {
-        let session = &*self.session;
-        let (expert, pass) = (&session.experts[number], &mut self.passes[number]);
-        let Some(UnderWay { flight, loss, masks }) = pass.under_way.pop_front() else { return Ok(()) };
-        // A block that runs again drops what it dropped before.
-        expert.parameters.set_dropout_keys(Some(&masks));
-        pass.back += 1;
-        if pass.back == self.start.work[number].batches {
-            expert.spread.before_last_backward();
-        }
-        expert.spread.backward(flight, loss).map_err(|error| session.lost(error))
     }
 
     /// Checks every loss and the gradient norm, and moves the parameters. Nothing moves if a number is not finite.
@@ -179,7 +212,7 @@ impl<'s> Accumulation<'s> {
     /// The samples of all ranks with their losses.
     fn seen(&self) -> Result<Vec<Seen>, Failure> {
         let mut own = Vec::new();
-        for ((expert, pass), amount) in self.session.experts.iter().zip(&self.passes).zip(&self.start.work) {
+        for ((expert, pass), amount) in self.session.experts.iter().zip(&self.passages).zip(&self.start.work) {
             let mut of_expert = Vec::new();
             for losses in &pass.losses {
                 let losses = Vec::<f32>::try_from(losses.to_device(tch::Device::Cpu));
@@ -252,13 +285,12 @@ mod tests {
     use std::path::Path;
 
     use models::ModelFolder;
-    use nn::{Conditions, Weights};
+    use nn::Weights;
     use serde_json::{Value, json};
     use spec::Bucket;
 
     use super::*;
     use crate::config::load;
-    use crate::prefetch::Amount;
 
     /// Three optimizer steps of diffusers + torch on the same weights, noise and levels: losses, gradient norms, weights.
     /// The two samples go through one by one (each has its own guidance), so accumulation is held to the same reference.
@@ -314,7 +346,7 @@ mod tests {
                     conditions,
                     stands_in: false,
                 };
-                accumulation.add(&batch).unwrap();
+                accumulation.add(batch).unwrap();
             }
             let stepped = accumulation.finish(step, &config, &rates, &items).unwrap();
             let number = |name: &str| expected[name][step as usize].as_f64().unwrap();

@@ -2,6 +2,7 @@
 
 mod delay_tests;
 mod expert_tests;
+mod interleave_tests;
 mod loop_tests;
 mod rank_tests;
 mod recipe_tests;

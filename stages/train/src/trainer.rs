@@ -332,7 +332,7 @@ impl Planned<'_, '_> {
         let mut accumulation = Accumulation::begin(session, start)?;
         for _ in 0..batches {
             let Piece::Batch(batch) = pieces.next().ok_or_else(gone)?? else { return Err(gone()) };
-            accumulation.add(&batch)?;
+            accumulation.add(*batch)?;
         }
         accumulation.finish(step, config, rates, dataset.items())
     }

@@ -23,6 +23,9 @@ pub(crate) struct Distributed {
     pub(crate) cpu_offload: bool,
     #[serde(skip)]
     asked: Asked,
+    /// Runs of blocks of each rank of a pipeline.
+    #[serde(skip)]
+    pub(crate) chunks: usize,
     #[serde(skip)]
     options: Options,
     /// Kind in which gradients are added up between ranks. bfloat16 rounds by more than another order of sums does.
@@ -51,16 +54,17 @@ impl Distributed {
         let minutes = root.block("dist_env").and_then(environment).unwrap_or(TIMEOUT_MINUTES);
         let timeout = Duration::from_secs_f64(minutes * 60.0);
         let none = Asked { cp: 1, tp: 1, pp: 1, ep: 1, ..Asked::default() };
-        let usual = (Options::default(), Dtype::Float32);
+        let (mut chunks, usual) = (1, (Options::default(), Dtype::Float32));
         let (block, (recompute, cpu_offload, asked), (options, reduce_dtype)) = match (ddp, fsdp) {
             (Some(ddp), _) => (Some("ddp"), replicated(ddp, none), usual),
             (None, Some(mut fsdp)) => {
+                chunks = fsdp.positive("pp_virtual_stages").map_or(1, |n| usize::try_from(n).unwrap_or(usize::MAX));
                 let options = options(&mut fsdp);
                 (Some("fsdp"), sharded(fsdp), options)
             }
             (None, None) => (None, (Recompute::default(), false, none), usual),
         };
-        Self { recompute, cpu_offload, asked, options, reduce_dtype, block, timeout }
+        Self { recompute, cpu_offload, asked, chunks, options, reduce_dtype, block, timeout }
     }
 
     /// When parameters and gradients travel between ranks, and in what kind.
@@ -114,7 +118,9 @@ impl Distributed {
         let coarse = (!self.moves_no_number()).then(|| {
             format!("{block}.reduce_dtype: `bfloat16`: one rank here (`--ranks`); nothing is added up between ranks")
         });
-        wide.map(remark).chain(coarse).filter(|_| ranks == 1).collect()
+        let idle = (self.chunks > 1 && (pp == 1 || ranks == 1))
+            .then(|| format!("{block}.pp_virtual_stages: {}: there is no pipeline to interleave", self.chunks));
+        wide.map(remark).chain(coarse).filter(|_| ranks == 1).chain(idle).collect()
     }
 }
 

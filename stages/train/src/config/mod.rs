@@ -124,8 +124,32 @@ impl Config {
         Kept { exp_avg, exp_avg_sq, seed: self.seed }
     }
 
-    /// What on this mesh would not give the numbers of one rank: the key, and the mistake.
+    /// What cannot be done on this mesh, or not with the numbers of one rank: the key, and the mistake.
     pub(crate) fn refused_on(&self, mesh: &Mesh) -> Option<(&'static str, Problem)> {
+        self.masks_on(mesh).or_else(|| self.interleaved_on(mesh))
+    }
+
+    /// Chunks of a pipeline that would only wait for each other.
+    fn interleaved_on(&self, mesh: &Mesh) -> Option<(&'static str, Problem)> {
+        let (chunks, stages) = (self.distributed.chunks, mesh.degree(Axis::Pp) as u64);
+        let ranks = (mesh.degree(Axis::DpReplicate) * mesh.degree(Axis::DpShard)) as u64;
+        let StepScheduler { global_batch_size: global, local_batch_size: local, .. } = self.step_scheduler;
+        let batches = global.div_ceil(local * ranks);
+        if chunks == 1 || stages == 1 || batches >= stages {
+            return None;
+        }
+        let message = format!(
+            "`pp_virtual_stages` is {chunks}, but global_batch_size {global} / (local_batch_size {local} × {}) makes {} a step \
+             for pp_size {stages}",
+            counted(ranks, "data-parallel rank"),
+            counted(batches, "micro-batch"),
+        );
+        let help = format!("lower `step_scheduler.local_batch_size` until a step has {stages}, or remove the key");
+        Some(("fsdp.pp_virtual_stages", Problem::new(message).help(help)))
+    }
+
+    /// Masks that no rank could draw whole.
+    fn masks_on(&self, mesh: &Mesh) -> Option<(&'static str, Problem)> {
         let dropout = self.peft.as_ref().map(|peft| peft.dropout).filter(|dropout| *dropout > 0.0)?;
         let axis = [Axis::Tp, Axis::Cp].into_iter().find(|axis| mesh.degree(*axis) > 1)?;
         let message = format!(

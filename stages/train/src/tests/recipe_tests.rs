@@ -126,6 +126,20 @@ fn a_model_that_does_not_divide_is_found_before_anything_runs() {
         refused(json!({"pp_size": 5}), 5, none()),
         told("fsdp.pp_size", "pp_size 5: 4 blocks do not make 5 stages")
     );
+    let chunks = |chunks: u64| json!({"pp_size": 2, "pp_virtual_stages": chunks});
+    assert_eq!(refused(chunks(2), 2, none()), None);
+    assert_eq!(
+        refused(chunks(3), 2, none()),
+        told("fsdp.pp_virtual_stages", "pp_size 2 × pp_virtual_stages 3: 4 blocks do not make 6 stages")
+    );
+    assert_eq!(
+        refused(chunks(2), 2, json!({"step_scheduler": {"global_batch_size": 8, "local_batch_size": 8}})),
+        told(
+            "fsdp.pp_virtual_stages",
+            "`pp_virtual_stages` is 2, but global_batch_size 8 / (local_batch_size 8 × 1 data-parallel rank) makes 1 micro-batch \
+             a step for pp_size 2"
+        )
+    );
     let dropout = json!({"peft": {"dim": 2, "alpha": 2, "dropout": 0.5}});
     let (field, message) = refused(json!({"cp_size": 2}), 2, dropout).unwrap();
     assert_eq!(field, "peft.dropout");

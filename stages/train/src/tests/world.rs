@@ -34,6 +34,8 @@ pub(super) struct World {
     model: PathBuf,
     /// Overrides of every run.
     common: Value,
+    /// Holds a model of our own.
+    _made: Option<tempfile::TempDir>,
 }
 
 pub(super) const SQUARE: Bucket = Bucket { width: 64, height: 64, frames: 1 };
@@ -116,7 +118,26 @@ impl World {
             "optimizer": {"lr": 1e-3},
             "step_scheduler": {"global_batch_size": 8, "local_batch_size": 8, "max_steps": 4, "ckpt_every_steps": 2},
         });
-        Self { dir, model: folder.path.clone(), common }
+        Self { dir, model: folder.path.clone(), common, _made: None }
+    }
+
+    /// As [`World::new`], for a model like the fixture `name` with `layers` layers and weights drawn by chance.
+    pub(super) fn deep(name: &str, layers: u64, buckets: &[(Bucket, usize)]) -> Self {
+        let made = tempfile::tempdir().unwrap();
+        let fixture = model().with_file_name(name);
+        let all = format!("{}/.", fixture.display());
+        let copied = std::process::Command::new("cp").arg("-rL").arg(all).arg(made.path()).status();
+        assert!(copied.unwrap().success());
+        let path = made.path().join("transformer/config.json");
+        let mut config: Value = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
+        config["num_layers"] = json!(layers);
+        fs_err::write(&path, config.to_string()).unwrap();
+        let folder = ModelFolder::open(made.path()).unwrap();
+        let frames = family_of(&folder).unwrap().clips(&folder).unwrap().map_or(1, |clips| 1 + clips.stride);
+        let buckets: Vec<_> = buckets.iter().map(|(bucket, count)| (Bucket { frames, ..*bucket }, *count)).collect();
+        let mut world = Self::of(&folder, &buckets, |id, n| Stream::new(1, &["latent".into(), id.into()]).normals(n));
+        world.common["model"]["mode"] = json!("pretrain");
+        Self { _made: Some(made), ..world }
     }
 
     pub(super) fn output(&self, name: &str) -> PathBuf {
