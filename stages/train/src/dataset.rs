@@ -113,6 +113,11 @@ impl Dataset {
         &self.items
     }
 
+    /// Frames for which one of a latent stands, after its first.
+    pub(crate) fn stride(&self) -> u32 {
+        self.shards.first().and_then(|shard| shard.meta().temporal_stride).unwrap_or(1)
+    }
+
     /// Longest prompt in tokens, padding included.
     pub(crate) fn max_tokens(&self) -> usize {
         self.captions.meta().max_tokens as usize

@@ -3,6 +3,7 @@
 //! One loop serves all three. Every random number is a function of (seed, sample, step), so neither the batch's split nor
 //! a resume changes a result.
 
+mod balance;
 mod batch;
 mod check;
 mod checkpoint;

@@ -8,6 +8,8 @@
 use nn::rng::Stream;
 use spec::Bucket;
 
+use crate::balance::{self, Ranks, Run};
+
 /// What the plan needs to know of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Item {
@@ -35,6 +37,18 @@ pub(crate) struct Rule {
     pub(crate) local_batch: u64,
     /// Ranks that share what goes through one model.
     pub(crate) ranks: u64,
+    /// Whether all ranks must run the model as often.
+    pub(crate) in_step: bool,
+    /// Frames for which one of a latent stands, after its first.
+    pub(crate) stride: u32,
+}
+
+impl Rule {
+    /// The work of a sample next to another: what it has of latents, and so of tokens.
+    fn cost(&self, bucket: Bucket) -> u64 {
+        let Bucket { width, height, frames } = bucket;
+        u64::from(width) * u64::from(height) * u64::from(1 + frames.saturating_sub(1) / self.stride.max(1))
+    }
 }
 
 /// Indices of items of one bucket that go through the model together.
@@ -45,7 +59,7 @@ pub(crate) type MicroBatch = Vec<usize>;
 pub(crate) struct Round {
     /// This rank's share; empty if there are more ranks than samples.
     pub(crate) share: MicroBatch,
-    /// A sample of the same bucket, for a rank without a share that must run the model as often as the others.
+    /// A sample that costs little, for a rank without a share that must run the model as often as the others.
     pub(crate) stand_in: usize,
 }
 
@@ -123,17 +137,18 @@ impl Epoch<'_> {
     /// What `rank` does for step `step` of the epoch with those of its samples that `takes` is true of, in as many rounds as the
     /// other ranks.
     pub(crate) fn rounds(&self, step: u64, rank: u64, takes: impl Fn(usize) -> bool) -> Vec<Round> {
-        let Rule { local_batch, ranks, .. } = *self.rule;
+        let Rule { local_batch, ranks, in_step, .. } = *self.rule;
+        let ranks = Ranks { count: ranks as usize, local: local_batch as usize, in_step };
         let taken: Vec<_> = self.group(step).iter().filter(|(_, index)| takes(*index)).copied().collect();
-        let runs = taken.chunk_by(|(a, _), (b, _)| a == b);
-        let rounds = runs.flat_map(|run| run.chunks((local_batch * ranks) as usize));
-        rounds
-            .map(|round| {
-                let border = |rank: u64| round.len() * rank as usize / ranks as usize;
-                let share = round[border(rank)..border(rank + 1)].iter().map(|(_, index)| *index).collect();
-                Round { share, stand_in: round[0].1 }
-            })
-            .collect()
+        let samples: Vec<&[(Bucket, usize)]> = taken.chunk_by(|(a, _), (b, _)| a == b).collect();
+        let run = |samples: &&[(Bucket, usize)]| Run { count: samples.len(), cost: self.rule.cost(samples[0].0) };
+        let runs: Vec<Run> = samples.iter().map(run).collect();
+        let cheapest = runs.iter().zip(&samples).min_by_key(|(run, _)| run.cost).map_or(0, |(_, samples)| samples[0].1);
+        let round = |all: Vec<Option<balance::Piece>>| {
+            let share = all[rank as usize].map_or(&[][..], |at| &samples[at.run][at.first..][..at.count]);
+            Round { share: share.iter().map(|(_, index)| *index).collect(), stand_in: cheapest }
+        };
+        balance::balanced(&runs, ranks).into_iter().map(round).collect()
     }
 
     /// The micro-batches of `rank` in step `step` of the epoch, and how many samples the step has on all ranks.
@@ -159,7 +174,7 @@ mod tests {
     }
 
     fn rule(global_batch: u64, local_batch: u64) -> Rule {
-        Rule { seed: 3, shuffle: true, drop_last: None, global_batch, local_batch, ranks: 1 }
+        Rule { seed: 3, shuffle: true, drop_last: None, global_batch, local_batch, ranks: 1, in_step: true, stride: 4 }
     }
 
     fn step_sets(plan: &Plan, epoch: u64) -> Vec<Vec<usize>> {
@@ -232,16 +247,18 @@ mod tests {
         }
 
         #[test]
-        fn all_ranks_run_the_model_as_often_on_one_bucket(counts in prop::collection::vec(1usize..20, 1..4), ranks in 1u64..5) {
+        fn all_ranks_run_the_model_as_often(counts in prop::collection::vec(1usize..20, 1..4), ranks in 1u64..5) {
             let items = items(&counts);
             let plan = Plan::new(&items, Rule { ranks, ..rule(8, 2) });
             let epoch = plan.epoch(2);
             for step in 0..plan.epoch_len() {
-                let of = |rank| -> Vec<Bucket> {
-                    let run = |round: Round| items[round.share.first().copied().unwrap_or(round.stand_in)].bucket;
-                    epoch.rounds(step, rank, |_| true).into_iter().map(run).collect()
-                };
-                prop_assert!((1..ranks).all(|rank| of(rank) == of(0)));
+                let rounds: Vec<_> = (0..ranks).map(|rank| epoch.rounds(step, rank, |_| true)).collect();
+                prop_assert!(rounds.iter().all(|own| own.len() == rounds[0].len()));
+                // Whoever stands in has the least to do.
+                for round in rounds.concat().iter().filter(|round| round.share.is_empty()) {
+                    let width = |index: usize| items[index].bucket.width;
+                    prop_assert!(epoch.samples(step).all(|index| width(round.stand_in) <= width(index)));
+                }
             }
         }
 

@@ -166,6 +166,8 @@ impl<'a> Run<'a> {
                 global_batch: config.step_scheduler.global_batch_size,
                 local_batch: config.step_scheduler.local_batch_size,
                 ranks: session.division().members() as u64,
+                in_step: must_keep_step(session),
+                stride: dataset.stride(),
             },
         );
         if plan.epoch_len() == 0 {
@@ -287,6 +289,11 @@ impl<'a> Run<'a> {
     }
 }
 
+/// Whether ranks that train the same expert must run it as often as each other.
+fn must_keep_step(session: &Session) -> bool {
+    session.experts.iter().any(|expert| expert.spread.in_step())
+}
+
 /// The loop itself.
 struct Planned<'r, 'a> {
     run: &'r Run<'a>,
@@ -296,7 +303,7 @@ impl Planned<'_, '_> {
     /// Takes the steps from `first` on; the last checkpoint.
     fn steps(&self, session: &mut Session, first: u64, records: &mut Records) -> Result<Option<Checkpoint>, Failure> {
         let Run { recipe, dataset, plan, trained, total, .. } = self.run;
-        let in_step = session.experts.iter().any(|expert| expert.spread.in_step());
+        let in_step = must_keep_step(session);
         let ranks = Ranks { own: session.team.share().0, division: session.division(), in_step };
         with_pieces(recipe, dataset, plan, trained, ranks, first..*total, |pieces| {
             let (mut last, mut under) = (None, None);
