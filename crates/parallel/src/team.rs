@@ -1,5 +1,6 @@
 //! The ranks of a run on their mesh, and the small things they tell each other: counts, flags, losses.
 
+use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::error::{Error, Result};
 /// This rank among those of the run, or among those that hold the same of its models. Members are counted from 0.
 #[derive(Debug)]
 pub struct Team {
-    world: Arc<World>,
+    world: Rc<World>,
     /// The run's rank of each member.
     ranks: Vec<usize>,
     /// Which of them this is.
@@ -27,17 +28,17 @@ pub struct Team {
 impl Team {
     /// One rank.
     pub fn alone() -> Result<Self> {
-        Self::on(Arc::new(World::alone()), vec![0], Mesh::alone(), Device::Cpu)
+        Self::on(Rc::new(World::alone()), vec![0], Mesh::alone(), Device::Cpu)
     }
 
     /// Meets the other ranks, each of which trains on its `device`; nothing between ranks ever takes longer than `timeout`.
     pub fn join(launch: &Launch, mesh: Mesh, timeout: Duration, device: Device) -> Result<Self> {
         let world = World::join(launch, timeout, device)?;
         let ranks = (0..world.size()).collect();
-        Self::on(Arc::new(world), ranks, mesh, device)
+        Self::on(Rc::new(world), ranks, mesh, device)
     }
 
-    fn on(world: Arc<World>, ranks: Vec<usize>, mesh: Mesh, device: Device) -> Result<Self> {
+    fn on(world: Rc<World>, ranks: Vec<usize>, mesh: Mesh, device: Device) -> Result<Self> {
         let index = ranks.iter().position(|rank| *rank == world.rank());
         let Some(index) = index.filter(|_| ranks.len() == mesh.world()) else {
             return Err(Error::Unfit(format!("a mesh of {mesh} for {}", counted(ranks.len(), "rank"))));
@@ -52,7 +53,7 @@ impl Team {
     pub fn apart(&self, axis: Axis) -> Result<Self> {
         let others: Vec<Axis> = Axis::ALL.into_iter().filter(|other| *other != axis).collect();
         let ranks = self.ranks(&others).into_iter().map(|member| self.ranks[member]).collect();
-        Self::on(Arc::clone(&self.world), ranks, self.mesh.with(axis, 1), self.device)
+        Self::on(Rc::clone(&self.world), ranks, self.mesh.with(axis, 1), self.device)
     }
 
     /// Whether this rank writes what is written once.

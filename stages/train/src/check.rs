@@ -131,7 +131,8 @@ fn against_family(
         Err(error) => refuse("model.pretrained_model_name_or_path", problem_of(&error)),
         Ok(all) => {
             let shared = |trained: Vec<_>| experts::shared(config, &trained, mesh.unwrap_or(&Mesh::alone()));
-            if let Err((path, problem)) = experts::trained(config, &all).and_then(shared) {
+            if let Err(mistake) = experts::trained(config, &all).and_then(shared) {
+                let (path, problem) = *mistake;
                 refuse(path, problem);
             }
         }

@@ -26,7 +26,7 @@ pub(crate) struct Role {
 }
 
 /// A mistake with its dotted path in the training recipe.
-pub(crate) type Mistake = (&'static str, Problem);
+pub(crate) type Mistake = Box<(&'static str, Problem)>;
 
 /// The denoisers of a model with their windows, as the training recipe sets the border between them.
 pub(crate) fn all(config: &Config, family: &dyn Family, folder: &ModelFolder) -> models::Result<Vec<Role>> {
@@ -57,7 +57,7 @@ pub(crate) fn trained(config: &Config, all: &[Role]) -> Result<Vec<Role>, Mistak
             Some((path, value)) => {
                 let problem = Problem::new(format!("`{path}` is {value}, but the model has one denoiser"));
                 let help = "remove it; one range of noise is trained with `flow_matching.sigma_min` and `sigma_max`";
-                Err((path, problem.help(help)))
+                Err(Box::new((path, problem.help(help))))
             }
         };
     };
@@ -66,11 +66,12 @@ pub(crate) fn trained(config: &Config, all: &[Role]) -> Result<Vec<Role>, Mistak
         Some(Stage::HighNoise) => vec![*first],
         Some(Stage::LowNoise) => vec![*last],
     };
-    levels(config, &trained).map_err(|error| ("flow_matching.timestep_sampling", Problem::new(error.to_string())))?;
+    levels(config, &trained)
+        .map_err(|error| Box::new(("flow_matching.timestep_sampling", Problem::new(error.to_string()))))?;
     let seen = |sigma: &f64| trained.iter().any(|role| role.window.holds(*sigma as f32));
     if config.validation.as_ref().is_some_and(|validation| !validation.sigmas.iter().any(seen)) {
         let problem = Problem::new("none of `validation.sigmas` is in the window of the denoiser that is trained");
-        return Err(("validation.sigmas", problem.help("add a level that `model.stage` is for")));
+        return Err(Box::new(("validation.sigmas", problem.help("add a level that `model.stage` is for"))));
     }
     Ok(trained)
 }
@@ -84,7 +85,7 @@ pub(crate) fn shared(config: &Config, trained: &[Role], mesh: &Mesh) -> Result<(
     let message =
         format!("`fsdp`: ep_size {groups}: {} to share among {groups} groups of ranks", counted(count, "expert"));
     let help = "set it to 1: every rank holds all that is trained, and the numbers are the same";
-    Err(("fsdp.ep_size", Problem::new(message).help(help)))
+    Err(Box::new(("fsdp.ep_size", Problem::new(message).help(help))))
 }
 
 /// How noise levels are drawn for these experts.

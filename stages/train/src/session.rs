@@ -154,8 +154,9 @@ fn division(team: &Team, experts: usize) -> Division {
     Division { experts, groups: team.place(Axis::Ep).1, shares: team.share().1 }
 }
 
-fn recipe((_, problem): experts::Mistake) -> Failure {
-    Failure::new(stage::Exit::Recipe, problem)
+#[expect(clippy::boxed_local, reason = "what `map_err` hands over")]
+fn recipe(mistake: experts::Mistake) -> Failure {
+    Failure::new(stage::Exit::Recipe, mistake.1)
 }
 
 /// Kind of activations: as asked, or bfloat16 where the device computes in it natively.

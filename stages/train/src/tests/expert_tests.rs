@@ -330,6 +330,7 @@ fn a_broken_sample_of_one_expert_stops_the_ranks_of_both() {
     assert!(failure.problem.message.contains("-2` (sigma 0."), "{}", failure.problem.message);
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "calls with `json!` read better")]
 fn check(model: &Path, over: Value, ranks: usize) -> Checked {
     let mut table = json!({"base_model": model, "flow_matching": {"adapter_type": "simple"}});
     table.as_object_mut().unwrap().extend(over.as_object().unwrap().clone());
