@@ -76,7 +76,9 @@ proptest! {
         prop_assert_eq!(read(stream.bits_at(&tensor)), expected.clone());
         prop_assert_eq!(read(stream.bits_at_device(&tensor)), expected);
         // And beyond 32 bits of blocks.
-        places.iter_mut().for_each(|place| *place += 1 << 36);
+        for place in &mut places {
+            *place += 1 << 36;
+        }
         let tensor = Tensor::from_slice(&places);
         prop_assert_eq!(read(stream.bits_at(&tensor)), read(stream.bits_at_device(&tensor)));
     }
