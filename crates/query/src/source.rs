@@ -215,7 +215,8 @@ fn schema_of(table: &str, path: &Path) -> Result<Schema> {
     let file = File::open(path).map_err(|e| Error::bad_file(table, path, format!("cannot be opened: {e}")))?;
     let metadata = ArrowReaderMetadata::load(&file.into_parts().0, ArrowReaderOptions::default())
         .map_err(|e| Error::bad_file(table, path, format!("is truncated, damaged or not Parquet: {e}")))?;
-    Ok(metadata.schema().as_ref().clone())
+    // What a file says of itself as a whole belongs to no table: the union of two would be at odds with it.
+    Ok(metadata.schema().as_ref().clone().with_metadata(HashMap::new()))
 }
 
 /// Columns of both; a description of a column holds if both agree on it.
