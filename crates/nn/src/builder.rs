@@ -293,11 +293,11 @@ impl Builder {
         let trained = trainable && adapter.is_none();
         let storage = if self.wide { Kind::Float } else { storage };
         let home = shared.split.map_or(device, |split| split.device);
-        let placed = |tensor: Tensor| {
+        let placed = |tensor: Tensor| -> Result<Tensor> {
             tch::no_grad(|| {
                 let placed = tensor.f_to_device(home)?.f_to_kind(storage)?;
                 // Where a GPU fetches it from.
-                if home == device { Ok(placed) } else { placed.f_pin_memory(device) }
+                if home == device { Ok(placed) } else { Ok(torch::host::pinned(&placed, device)?) }
             })
         };
         let held = match &shared.source {

@@ -60,13 +60,9 @@ pub fn checkpoint(block: &SharedBlock, state: &State, offload: bool) -> Result<V
         let leaves: Vec<_> = saved
             .iter()
             .map(|Kept { tensor, device, requires_grad }| {
-                tensor
-                    .f_to_device_(*device, tensor.kind(), true, false)?
-                    .f_detach()?
-                    .f_set_requires_grad(*requires_grad)
+                Ok(torch::host::upload(tensor, *device)?.f_detach()?.f_set_requires_grad(*requires_grad)?)
             })
-            .collect::<Result<_, _>>()
-            .map_err(torch::Error::from)?;
+            .collect::<torch::Result<_>>()?;
         let again = tch::with_grad(|| block.forward(&leaves[..width], &leaves[width..]))?;
         let (mut roots, mut seeds) = (Vec::new(), Vec::new());
         for (output, gradient) in again.into_iter().zip(gradients) {

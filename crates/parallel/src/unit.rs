@@ -236,8 +236,7 @@ impl Bundle {
         let gathered = Tensor::f_empty([(self.width * group.size()) as i64], options)?;
         for member in &self.members {
             let place = gathered.f_narrow(0, (own + member.from) as i64, member.part.numel() as i64)?;
-            // From host memory, without waiting: what comes after on the device waits for it.
-            let part = tch::no_grad(|| member.part.f_to_device_(self.device(), member.part.kind(), true, false))?;
+            let part = tch::no_grad(|| torch::host::upload(&member.part, self.device()))?;
             tch::no_grad(|| place.shallow_clone().f_copy_(&part))?;
         }
         let stretch = |rank: usize| gathered.f_narrow(0, (rank * self.width) as i64, self.width as i64);

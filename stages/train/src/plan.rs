@@ -134,9 +134,9 @@ impl Epoch<'_> {
         &self.samples[first.min(last)..last]
     }
 
-    /// What `rank` does for step `step` of the epoch with those of its samples that `takes` is true of, in as many rounds as the
-    /// other ranks.
-    pub(crate) fn rounds(&self, step: u64, rank: u64, takes: impl Fn(usize) -> bool) -> Vec<Round> {
+    /// What each rank does for step `step` of the epoch with those of its samples that `takes` is true of, in as many rounds as
+    /// the others.
+    pub(crate) fn rounds(&self, step: u64, takes: impl Fn(usize) -> bool) -> Vec<Vec<Round>> {
         let Rule { local_batch, ranks, in_step, .. } = *self.rule;
         let ranks = Ranks { count: ranks as usize, local: local_batch as usize, in_step };
         let taken: Vec<_> = self.group(step).iter().filter(|(_, index)| takes(*index)).copied().collect();
@@ -144,17 +144,18 @@ impl Epoch<'_> {
         let run = |samples: &&[(Bucket, usize)]| Run { count: samples.len(), cost: self.rule.cost(samples[0].0) };
         let runs: Vec<Run> = samples.iter().map(run).collect();
         let cheapest = runs.iter().zip(&samples).min_by_key(|(run, _)| run.cost).map_or(0, |(_, samples)| samples[0].1);
-        let round = |all: Vec<Option<balance::Piece>>| {
-            let share = all[rank as usize].map_or(&[][..], |at| &samples[at.run][at.first..][..at.count]);
+        let round = |piece: &Option<balance::Piece>| {
+            let share = piece.map_or(&[][..], |at| &samples[at.run][at.first..][..at.count]);
             Round { share: share.iter().map(|(_, index)| *index).collect(), stand_in: cheapest }
         };
-        balance::balanced(&runs, ranks).into_iter().map(round).collect()
+        let dealt = balance::balanced(&runs, ranks);
+        (0..ranks.count).map(|rank| dealt.iter().map(|all| round(&all[rank])).collect()).collect()
     }
 
     /// The micro-batches of `rank` in step `step` of the epoch, and how many samples the step has on all ranks.
     #[cfg(test)]
     pub(crate) fn step(&self, step: u64, rank: u64) -> (Vec<MicroBatch>, u64) {
-        let shares = self.rounds(step, rank, |_| true).into_iter().map(|round| round.share);
+        let shares = self.rounds(step, |_| true).swap_remove(rank as usize).into_iter().map(|round| round.share);
         (shares.filter(|share| !share.is_empty()).collect(), self.group(step).len() as u64)
     }
 }
@@ -252,7 +253,8 @@ mod tests {
             let plan = Plan::new(&items, Rule { ranks, ..rule(8, 2) });
             let epoch = plan.epoch(2);
             for step in 0..plan.epoch_len() {
-                let rounds: Vec<_> = (0..ranks).map(|rank| epoch.rounds(step, rank, |_| true)).collect();
+                let rounds = epoch.rounds(step, |_| true);
+                prop_assert_eq!(rounds.len() as u64, ranks);
                 prop_assert!(rounds.iter().all(|own| own.len() == rounds[0].len()));
                 // Whoever stands in has the least to do.
                 for round in rounds.concat().iter().filter(|round| round.share.is_empty()) {

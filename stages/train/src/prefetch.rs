@@ -72,18 +72,20 @@ pub(crate) fn with_pieces<T>(
                 let at = step % plan.epoch_len();
                 let draw = |index: usize| recipe.draw(&dataset.items()[planned[index]].sample_id, step);
                 let drawn: BTreeMap<usize, Draw> = order.samples(at).map(|index| (index, draw(index))).collect();
-                // Of a share: the rounds of each of its experts.
-                let rounds = |share: usize| -> Vec<Vec<Round>> {
-                    let (experts, place) = ranks.division.of(share);
-                    let of = |expert| order.rounds(at, place as u64, |index| drawn[&index].expert == expert);
-                    experts.map(of).collect()
-                };
-                let own: Vec<Vec<Round>> = (rounds(ranks.own).into_iter())
-                    .map(|rounds| rounds.into_iter().filter(|r| ranks.in_step || !r.share.is_empty()).collect())
+                // By expert and place among its shares.
+                let dealt: Vec<Vec<Vec<Round>>> = (0..ranks.division.experts)
+                    .map(|expert| order.rounds(at, |index| drawn[&index].expert == expert))
                     .collect();
-                let share =
-                    |share| rounds(share).iter().flatten().flat_map(|r| &r.share).map(|i| planned[*i]).collect();
-                let amount = |rounds: &Vec<Round>| Amount {
+                // Of a share: the rounds of each of its experts.
+                let rounds = |share: usize| {
+                    let (experts, place) = ranks.division.of(share);
+                    dealt[experts].iter().map(move |places| &places[place])
+                };
+                let own: Vec<Vec<&Round>> = rounds(ranks.own)
+                    .map(|rounds| rounds.iter().filter(|r| ranks.in_step || !r.share.is_empty()).collect())
+                    .collect();
+                let share = |share| rounds(share).flatten().flat_map(|r| &r.share).map(|i| planned[*i]).collect();
+                let amount = |rounds: &Vec<&Round>| Amount {
                     batches: rounds.len(),
                     samples: rounds.iter().map(|round| round.share.len()).sum(),
                 };
