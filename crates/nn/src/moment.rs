@@ -240,7 +240,7 @@ impl Moment {
     }
 }
 
-/// Applies `act` to `values` [n] by blocks [blocks, 256], the last one filled up with zeros.
+/// Applies `act` to `values`, shape `[n]`, by blocks, shape `[blocks, 256]`, the last one filled up with zeros.
 fn by_blocks(values: &Tensor, act: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     let (count, block) = (values.size()[0], BLOCK as i64);
     let filled = (block - count % block) % block;
