@@ -50,7 +50,7 @@ pub struct Group {
 #[derive(Debug)]
 #[must_use = "a collective is over when it was waited for"]
 pub struct Pending {
-    work: Option<Work>,
+    works: Vec<Work>,
     member: Member,
     call: String,
     timeout: Duration,
@@ -61,9 +61,33 @@ pub struct Pending {
 impl Pending {
     /// Until it is done on this rank.
     pub fn wait(self) -> Result<()> {
-        let Self { work, member, call, timeout, before } = self;
+        let Self { works, member, call, timeout, before } = self;
         before.map_or(Ok(()), |before| before.wait())?;
-        work.map_or(Ok(()), |work| work.wait(timeout)).map_err(|error| member.lost(&call, &error))
+        works.into_iter().try_for_each(|work| work.wait(timeout)).map_err(|error| member.lost(&call, &error))
+    }
+}
+
+/// A [reduce-scatter in place](Group::reduce_scatter_in_place) under way.
+#[derive(Debug)]
+#[must_use = "a collective is over when it was waited for"]
+pub struct Scattered {
+    pending: Pending,
+    /// What is to be added up.
+    addends: Vec<Tensor>,
+}
+
+impl Scattered {
+    /// This member's stretch of the sum, f32, in memory of its own.
+    pub fn wait(self) -> Result<Tensor> {
+        let Self { pending, addends } = self;
+        pending.wait()?;
+        tch::no_grad(|| {
+            let mut sum = addends[0].f_to_kind(Kind::Float)?;
+            for addend in &addends[1..] {
+                let _ = sum.f_add_(addend)?;
+            }
+            Ok(sum)
+        })
     }
 }
 
@@ -146,6 +170,74 @@ impl Group {
         })
     }
 
+    /// `stretches` has as wide a stretch for each member, one after the other; all but this member's own become theirs. Unlike
+    /// Gloo's all-gather, nothing is held twice.
+    pub fn all_gather_in_place(&self, stretches: &Tensor) -> Result<Pending> {
+        let own = self.stretch("all_gather", stretches, self.index())?;
+        self.begin(&own, [2, 0, kind_number(&own), own.numel() as i64, 0], |backend| {
+            if own.device().is_cuda() {
+                return Ok(vec![backend.all_gather(stretches, &own)?]);
+            }
+            let stretch = |member: usize| self.stretch("all_gather", stretches, member);
+            self.exchange(backend, |_| Ok(own.shallow_clone()), stretch)
+        })
+    }
+
+    /// Begins to add up all members' stretches for this one; `stretches` is of no use afterwards. Unlike in Gloo's reduce-scatter,
+    /// only what comes from the others is held beside it; it is added up in f32 in the order of the members that it came from.
+    pub fn reduce_scatter_in_place(&self, stretches: &Tensor) -> Result<Scattered> {
+        let stretch = |member: usize| self.stretch("reduce_scatter", stretches, member);
+        let own = stretch(self.index())?;
+        let mut addends = Vec::new();
+        let note = [3, 0, kind_number(stretches), stretches.numel() as i64, 0];
+        let pending = self.begin(stretches, note, |backend| {
+            if own.device().is_cuda() {
+                let sum = own.f_empty_like()?;
+                let work = backend.reduce_scatter(&sum, stretches)?;
+                addends.push(sum);
+                return Ok(vec![work]);
+            }
+            let works = self.exchange(backend, stretch, |_| {
+                addends.push(own.f_empty_like()?);
+                Ok(addends[addends.len() - 1].shallow_clone())
+            })?;
+            addends.push(own.shallow_clone());
+            Ok(works)
+        })?;
+        if self.backend.is_none() {
+            addends.push(own.f_to_dtype(Kind::Float, false, true)?);
+        }
+        Ok(Scattered { pending, addends })
+    }
+
+    /// Every other member gets `there(member)`, and `here(member)` becomes what comes from it, in the order of the members.
+    fn exchange(
+        &self,
+        backend: &distributed::Group,
+        there: impl Fn(usize) -> Result<Tensor>,
+        mut here: impl FnMut(usize) -> Result<Tensor>,
+    ) -> Result<Vec<Work>> {
+        let (own, size) = (self.index(), self.size());
+        let mut works = Vec::with_capacity(2 * (size - 1));
+        for other in (0..size).filter(|other| *other != own) {
+            works.push(backend.receive(&here(other)?, other)?);
+        }
+        // Not all to the same one first.
+        for other in (1..size).map(|by| (own + by) % size) {
+            works.push(backend.send(&there(other)?, other)?);
+        }
+        Ok(works)
+    }
+
+    /// Member `member`'s stretch of a flat tensor.
+    fn stretch(&self, call: &str, stretches: &Tensor, member: usize) -> Result<Tensor> {
+        let (count, size) = (stretches.numel(), self.size());
+        self.must(count.is_multiple_of(size) && stretches.dim() == 1, call, || {
+            format!("{:?} elements for {size} members", stretches.size())
+        })?;
+        Ok(stretches.f_narrow(0, (member * (count / size)) as i64, (count / size) as i64)?)
+    }
+
     /// Row ranges of `input` go to the members, `sent[i]` rows to member i; `output` collects `received[i]` rows from each.
     pub fn all_to_all(&self, output: &Tensor, input: &Tensor, received: &[i64], sent: &[i64]) -> Result<Pending> {
         let rows = |tensor: &Tensor| tensor.size().first().copied().unwrap_or(0);
@@ -180,13 +272,13 @@ impl Group {
         // The receiver holds the note against what it expects; the sender need not wait for it.
         let before = if self.checked.load(Ordering::Relaxed) {
             let note = Tensor::f_from_slice(&[kind_number(tensor), tensor.numel() as i64])?;
-            Some(Box::new(self.pending(&name, Some(backend.send(&note, to).map_err(lost)?), None)))
+            Some(Box::new(self.pending(&name, vec![backend.send(&note, to).map_err(lost)?], None)))
         } else {
             None
         };
         self.trace.note(CALLS[SEND], self.size(), bytes(tensor));
         let work = backend.send(tensor, to).map_err(lost)?;
-        Ok(self.pending(&name, Some(work), before))
+        Ok(self.pending(&name, vec![work], before))
     }
 
     /// `tensor` becomes what member `from` [sends](Self::send).
@@ -214,7 +306,7 @@ impl Group {
         }
         self.trace.note(CALLS[RECEIVE], self.size(), bytes(tensor));
         let work = backend.receive(tensor, from).map_err(lost)?;
-        Ok(self.pending(&name, Some(work), None))
+        Ok(self.pending(&name, vec![work], None))
     }
 
     /// The backend, for a call with one other member.
@@ -227,19 +319,29 @@ impl Group {
         })
     }
 
-    fn pending(&self, call: &str, work: Option<Work>, before: Option<Box<Pending>>) -> Pending {
-        Pending { work, member: self.member.clone(), call: call.to_owned(), timeout: self.timeout, before }
+    fn pending(&self, call: &str, works: Vec<Work>, before: Option<Box<Pending>>) -> Pending {
+        Pending { works, member: self.member.clone(), call: call.to_owned(), timeout: self.timeout, before }
     }
 
+    /// A call that is one of the backend's.
     fn start(
         &self,
         input: &Tensor,
-        mut note: Note,
+        note: Note,
         call: impl FnOnce(&distributed::Group) -> torch::Result<Work>,
+    ) -> Result<Pending> {
+        self.begin(input, note, |backend| Ok(vec![call(backend)?]))
+    }
+
+    fn begin(
+        &self,
+        input: &Tensor,
+        mut note: Note,
+        call: impl FnOnce(&distributed::Group) -> Result<Vec<Work>>,
     ) -> Result<Pending> {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
         let name = format!("{} {number}", CALLS[note[0] as usize]);
-        let Some(backend) = &self.backend else { return Ok(self.pending(&name, None, None)) };
+        let Some(backend) = &self.backend else { return Ok(self.pending(&name, Vec::new(), None)) };
         self.delays.pause();
         self.trace.note(CALLS[note[0] as usize], self.size(), bytes(input));
         let backend = backend.lock().unwrap_or_else(PoisonError::into_inner);
@@ -247,8 +349,11 @@ impl Group {
             note[4] = number as i64;
             self.compare(&backend, &note)?;
         }
-        let work = call(&backend).map_err(|error| self.member.lost(&name, &error))?;
-        Ok(self.pending(&name, Some(work), None))
+        let works = call(&backend).map_err(|error| match error {
+            Error::Torch(error) => self.member.lost(&name, &error),
+            other => other,
+        })?;
+        Ok(self.pending(&name, works, None))
     }
 
     /// Fails on every member unless all are about to make the same call.

@@ -13,7 +13,7 @@ mod trace;
 mod world;
 
 pub use error::{Error, Result};
-pub use group::{Group, Pending};
+pub use group::{Group, Pending, Scattered};
 pub use torch::distributed::Reduction;
 pub use trace::{Call, Trace};
 pub use world::World;

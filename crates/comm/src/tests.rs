@@ -73,6 +73,26 @@ fn all_gather_and_reduce_scatter_are_each_others_counterpart() {
 }
 
 #[test]
+fn stretches_are_gathered_and_added_up_in_place() {
+    everywhere(|world, size, kind| {
+        let group = world.everyone().unwrap();
+        let (own, members) = (world.rank(), group.size());
+        let all: Vec<Tensor> = (0..members).map(|rank| values(rank, size, kind)).collect();
+        let stretches = zeros(members as i64 * size, kind);
+        stretches.narrow(0, own as i64 * size, size).copy_(&all[own]);
+        group.all_gather_in_place(&stretches).unwrap().wait().unwrap();
+        assert_equal(&stretches, &Tensor::cat(&all, 0));
+
+        let mine = values(own, members as i64 * size, kind);
+        let kept = mine.shallow_clone();
+        let sum = group.reduce_scatter_in_place(&mine).unwrap().wait().unwrap();
+        let sums = (0..members).map(|rank| values(rank, members as i64 * size, kind)).reduce(|a, b| a + b).unwrap();
+        assert_equal(&sum, &sums.narrow(0, own as i64 * size, size).to_kind(Kind::Float));
+        assert!(size == 0 || sum.data_ptr() != kept.narrow(0, own as i64 * size, size).data_ptr(), "memory of its own");
+    });
+}
+
+#[test]
 fn broadcast_gives_everyone_the_roots() {
     everywhere(|world, size, kind| {
         let group = world.everyone().unwrap();

@@ -1,10 +1,9 @@
 //! The parameters of one block, held in parts: gathered before the block runs, given up after it; gradients go back to the
-//! parts. Both happen in place, each rank's stretch of a unit going from where it lies to where it belongs: Gloo's own all-gather
-//! and reduce-scatter each hold the whole once more.
+//! parts. Both happen in place, each rank's stretch of a unit going from where it lies to where it belongs.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use comm::{Group, Pending, Reduction};
+use comm::{Group, Pending, Scattered};
 use nn::{Named, Part};
 use tch::{Device, Kind, Tensor};
 
@@ -33,8 +32,8 @@ struct Inner {
 #[derive(Debug)]
 enum Place {
     Away,
-    /// One gathered tensor for each bundle, and the collectives that fill it, one for each rank.
-    Coming(Vec<(Tensor, Vec<Pending>)>),
+    /// One gathered tensor for each bundle, and the collective that fills it.
+    Coming(Vec<(Tensor, Pending)>),
     Here,
 }
 
@@ -64,9 +63,7 @@ struct Member {
 #[derive(Debug)]
 struct Reducing {
     bundle: usize,
-    /// The ranks' stretches; this rank's will hold the sum.
-    stretches: Tensor,
-    pending: Pending,
+    sum: Scattered,
 }
 
 impl Unit {
@@ -165,7 +162,7 @@ impl Inner {
         self.start()?;
         if let Place::Coming(coming) = std::mem::replace(&mut self.place, Place::Here) {
             for (bundle, (gathered, pending)) in self.bundles.iter().zip(coming) {
-                pending.into_iter().try_for_each(Pending::wait)?;
+                pending.wait()?;
                 bundle.fill(&gathered, self.group.size())?;
             }
         }
@@ -176,7 +173,7 @@ impl Inner {
         match std::mem::replace(&mut self.place, Place::Away) {
             Place::Away => {}
             Place::Coming(coming) => {
-                coming.into_iter().flat_map(|(_, pending)| pending).try_for_each(Pending::wait)?;
+                coming.into_iter().try_for_each(|(_, pending)| pending.wait())?;
             }
             Place::Here => {
                 for member in self.bundles.iter().flat_map(|bundle| &bundle.members) {
@@ -199,29 +196,24 @@ impl Inner {
     fn send(&mut self) -> Result<()> {
         for (index, bundle) in self.bundles.iter_mut().enumerate() {
             if let Some(kept) = bundle.kept.take() {
-                let stretches = kept.f_to_kind(self.reduce)?;
-                let pending = self.group.all_reduce(&stretches, Reduction::Sum)?;
-                self.reducing.push(Reducing { bundle: index, stretches, pending });
+                let sum = self.group.reduce_scatter_in_place(&kept.f_to_kind(self.reduce)?)?;
+                self.reducing.push(Reducing { bundle: index, sum });
             }
         }
         Ok(())
     }
 
     fn settle(&mut self) -> Result<()> {
-        for Reducing { bundle, stretches, pending } in std::mem::take(&mut self.reducing) {
-            pending.wait()?;
-            let bundle = &self.bundles[bundle];
-            let own = self.group.index() * bundle.width;
-            for member in &bundle.members {
-                let came = stretches.f_narrow(0, (own + member.from) as i64, member.part.numel() as i64)?;
+        for Reducing { bundle, sum } in std::mem::take(&mut self.reducing) {
+            let sum = sum.wait()?;
+            for member in &self.bundles[bundle].members {
+                let came = sum.f_narrow(0, member.from as i64, member.part.numel() as i64)?;
                 let came = came.f_to_device(member.part.device())?;
                 let mut gradient = member.part.grad();
                 if gradient.defined() {
                     let _ = tch::no_grad(|| gradient.f_add_(&came))?;
                 } else {
-                    // A copy: a view would keep the other ranks' stretches.
-                    let own = came.f_to_dtype(Kind::Float, false, true)?;
-                    torch::autograd::set_gradient(&member.part, Some(&own))?;
+                    torch::autograd::set_gradient(&member.part, Some(&came))?;
                 }
             }
         }
@@ -231,7 +223,7 @@ impl Inner {
 
 impl Bundle {
     /// Starts to put the ranks' stretches end to end.
-    fn gather(&self, group: &Group) -> Result<(Tensor, Vec<Pending>)> {
+    fn gather(&self, group: &Group) -> Result<(Tensor, Pending)> {
         let (options, own) = ((self.kind, self.device()), group.index() * self.width);
         let gathered = Tensor::f_empty([(self.width * group.size()) as i64], options)?;
         for member in &self.members {
@@ -239,9 +231,7 @@ impl Bundle {
             let part = tch::no_grad(|| torch::host::upload(&member.part, self.device()))?;
             tch::no_grad(|| place.shallow_clone().f_copy_(&part))?;
         }
-        let stretch = |rank: usize| gathered.f_narrow(0, (rank * self.width) as i64, self.width as i64);
-        let pending =
-            (0..group.size()).map(|rank| Ok(group.broadcast(&stretch(rank)?, rank)?)).collect::<Result<_>>()?;
+        let pending = group.all_gather_in_place(&gathered)?;
         Ok((gathered, pending))
     }
 
@@ -262,21 +252,28 @@ impl Bundle {
     /// Adds the gradients that the layers have to those kept, f32, and takes them from the layers.
     fn take(&mut self, ranks: usize) -> Result<()> {
         let (width, options) = (self.width, (Kind::Float, self.device()));
-        let kept = match self.kept.take() {
-            Some(kept) => kept,
-            None => Tensor::f_zeros([(width * ranks) as i64], options)?,
+        let (kept, first) = match self.kept.take() {
+            Some(kept) => (kept, false),
+            None => (Tensor::f_empty([(width * ranks) as i64], options)?, true),
         };
         for member in &mut self.members {
             let gradient = member.whole.grad();
-            if !gradient.defined() {
-                continue;
-            }
-            member.touched = true;
-            let gradient = gradient.f_reshape([-1])?;
+            let gradient = if gradient.defined() { Some(gradient.f_reshape([-1])?) } else { None };
+            member.touched |= gradient.is_some();
             for (from, to, length) in member.shares(ranks, width) {
-                let _ = tch::no_grad(|| kept.f_narrow(0, to, length)?.f_add_(&gradient.f_narrow(0, from, length)?))?;
+                tch::no_grad(|| {
+                    let mut place = kept.f_narrow(0, to, length)?;
+                    match &gradient {
+                        Some(gradient) if first => place.f_copy_(&gradient.f_narrow(0, from, length)?),
+                        Some(gradient) => place.f_add_(&gradient.f_narrow(0, from, length)?).map(drop),
+                        None if first => place.f_zero_().map(drop),
+                        None => Ok(()),
+                    }
+                })?;
             }
-            torch::autograd::set_gradient(&member.whole, None)?;
+            if gradient.is_some() {
+                torch::autograd::set_gradient(&member.whole, None)?;
+            }
         }
         self.kept = Some(kept);
         Ok(())

@@ -185,8 +185,8 @@ fn course(options: Options, batches: usize) -> String {
         calls
     });
     let calls = ranks.swap_remove(0);
-    // Each rank's stretch of a unit goes to the other one: two calls. What is gathered first is the root.
-    let gathers: Vec<usize> = calls.iter().filter(|call| call.name == "broadcast").map(|call| call.bytes).collect();
+    // What is gathered first is the root. A gather's bytes are one rank's, a reduction's those of both.
+    let gathers: Vec<usize> = calls.iter().filter(|call| call.name == "all_gather").map(|call| call.bytes).collect();
     let mut sizes: Vec<usize> = Vec::new();
     for bytes in gathers {
         if !sizes.contains(&bytes) {
@@ -195,20 +195,12 @@ fn course(options: Options, batches: usize) -> String {
     }
     assert_eq!(sizes.len(), 3, "the root and two kinds of blocks");
     let of = |bytes: usize| ["o", "d", "s"][sizes.iter().position(|size| *size == bytes).unwrap()];
-    let (mut told, mut halves) = (Vec::new(), 0);
-    for call in &calls {
-        match call.name {
-            "broadcast" => {
-                halves += 1;
-                if halves % 2 == 0 {
-                    told.push(format!("g{}", of(call.bytes)));
-                }
-            }
-            "all_reduce" => told.push(format!("r{}", of(call.bytes / 2 * F32 / options.reduce.elt_size_in_bytes()))),
-            _ => panic!("{call:?}"),
-        }
-    }
-    told.join(" ")
+    let told = |call: &comm::Call| match call.name {
+        "all_gather" => format!("g{}", of(call.bytes)),
+        "reduce_scatter" => format!("r{}", of(call.bytes / 2 * F32 / options.reduce.elt_size_in_bytes())),
+        _ => panic!("{call:?}"),
+    };
+    calls.iter().map(told).collect::<Vec<_>>().join(" ")
 }
 
 /// At most two gathers and one reduction a block; fewer if a block stays between forward and backward. What is gathered ahead
@@ -241,6 +233,8 @@ fn deferred_gradients_travel_once_a_step() {
 /// Blocks that are here or on their way when the first one meets the ranks that have the other channels.
 #[test]
 fn as_many_blocks_are_gathered_ahead_as_asked() {
+    let [tokens, _] = &counted(&Asked { tp: 2, ..Asked::default() }, &["all_gather"])[0];
+    let of_tokens = |call: &comm::Call| tokens.keys().any(|(_, _, bytes)| *bytes == call.bytes);
     for ahead in [0, 1, 3] {
         let options = Options { forward_ahead: ahead, ..Options::default() };
         let gathered = spread(&Asked { dp: Some(2), tp: 2, ..Asked::default() }, options, |team, model, spread| {
@@ -249,8 +243,8 @@ fn as_many_blocks_are_gathered_ahead_as_asked() {
             let calls = team.trace().end();
             backward(spread, under_way);
             spread.finish().unwrap();
-            calls.iter().take_while(|call| call.name != "all_gather").filter(|call| call.name == "broadcast").count()
+            calls.iter().take_while(|call| !of_tokens(call)).count()
         });
-        assert_eq!(gathered, [2 * (2 + ahead); 4], "the root, the first block, and those ahead, in two calls each");
+        assert_eq!(gathered, [2 + ahead; 4], "the root, the first block, and those ahead");
     }
 }
