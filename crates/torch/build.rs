@@ -19,7 +19,9 @@ fn main() {
     let mut loops = build.clone();
     loops.opt_level(3).flag("-fno-math-errno").flag("-fno-trapping-math");
     loops.file("cc/norm.cc").compile("torch_loops");
-    build.files(["cc/autograd.cc", "cc/c10d.cc", "cc/device.cc", "cc/ops.cc", "cc/storage.cc"]).compile("torch_shim");
+    build
+        .files(["cc/autograd.cc", "cc/c10d.cc", "cc/device.cc", "cc/memory.cc", "cc/ops.cc", "cc/storage.cc"])
+        .compile("torch_shim");
 
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=torch_cpu");

@@ -34,7 +34,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if crop > width || crop > height {
         return Err(miette!("a crop of {crop} does not fit into {width} × {height}"));
     }
-    torch::memory::keep_freed();
+    torch::memory::pool();
     torch::device::set_threads(*threads);
     let sets = pictures.iter().map(|folder| Pictures::read(folder, *width, *height)).collect::<Result<Vec<_>>>()?;
     let folder = ModelFolder::open(model)?;

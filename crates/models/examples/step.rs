@@ -57,7 +57,7 @@ fn main() {
     };
     let half = settings.get("dtype").is_some_and(|dtype| dtype == "bfloat16");
     let compute = if half { Kind::BFloat16 } else { Kind::Float };
-    torch::memory::keep_freed();
+    torch::memory::pool();
     torch::device::set_threads(number("threads", 1) as usize);
 
     let builder = Builder::from_weights(

@@ -3,7 +3,7 @@
 //!
 //! `cargo run -p parallel --example spread_step -- FOLDER [ranks=2] [threads=1] [mode=fsdp|ddp] [tp=1] [cp=1] [ring=1]
 //! [pp=1] [recompute=0|1|2] [offload=0] [size=256|128] [frames=1|17] [batch=2] [text=512] [steps=5] [dtype=float32] [keep=1]`; `batch` is the
-//! global one, `threads` those of each rank; `keep=0` gives freed memory back at once, which costs time. What activations take
+//! global one, `threads` those of each rank; `keep=0` leaves tensors to the C allocator. What activations take
 //! shows in a run on one rank with the batch of each.
 #![expect(clippy::print_stdout, clippy::unwrap_used, reason = "a measuring program")]
 
@@ -58,8 +58,9 @@ fn start(ranks: usize, arguments: &[String]) {
 
 fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) -> i64, half: bool) {
     if number("keep", 1) != 0 {
-        torch::memory::keep_freed();
+        torch::memory::pool();
     }
+
     torch::device::set_threads(number("threads", 1) as usize);
     let compute = if half { Kind::BFloat16 } else { Kind::Float };
     let team = Team::join(launch, mesh, Duration::from_mins(10), Device::Cpu).unwrap();
@@ -109,9 +110,10 @@ fn step(folder: &str, launch: &Launch, mesh: Mesh, number: &dyn Fn(&str, i64) ->
     }
     let held: usize = parameters.trainable().iter().map(|named| named.tensor.numel()).sum();
     println!(
-        "rank {rank} of {count} ({mesh})  loss {last:.6}  wall {:.3} s  peak {} MiB, of which {before} before the model, \
+        "rank {rank} of {count} ({mesh})  loss {last:.6}  wall {:.3} s  tensors {} MiB  peak {} MiB, of which {before} before the model, \
          {loaded} with it; its share of weights, gradients and optimizer state {} MiB",
         median(wall.split_off(1)),
+        torch::memory::most_pooled() >> 20,
         peak(),
         (4 * held * size_of::<f32>()) >> 20
     );

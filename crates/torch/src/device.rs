@@ -27,7 +27,7 @@ static CUDA: Mutex<Option<PathBuf>> = Mutex::new(None);
 pub fn resolve(name: &str) -> Result<Device> {
     let index = match name.split_once(':') {
         None if name == "cpu" => {
-            crate::memory::keep_freed();
+            crate::memory::pool();
             return Ok(Device::Cpu);
         }
         None if name == "cuda" => 0,

@@ -25,7 +25,6 @@ pub(crate) struct COpaque {
 }
 
 unsafe extern "C" {
-    pub(crate) fn mallopt(parameter: c_int, value: c_int) -> c_int;
     fn shim_failure() -> *const c_char;
     fn shim_set_failure(text: *const c_char);
     pub(crate) fn shim_custom_node(
@@ -111,6 +110,10 @@ unsafe extern "C" {
     pub(crate) fn shim_load(path: *const c_char) -> c_int;
     pub(crate) fn shim_deterministic(on: c_int) -> c_int;
     pub(crate) fn shim_forbid_tf32() -> c_int;
+    pub(crate) fn shim_memory_pool();
+    pub(crate) fn shim_memory_most() -> i64;
+    pub(crate) fn shim_memory_record();
+    pub(crate) fn shim_memory_recorded(events: *mut i64, room: usize) -> usize;
     pub(crate) fn shim_cuda_peak(device: c_int) -> i64;
     pub(crate) fn shim_cuda_reset_peak(device: c_int) -> c_int;
 }
