@@ -1,6 +1,7 @@
 //! Attention over heads.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use tch::{Device, Kind, Tensor};
 
@@ -10,6 +11,19 @@ use crate::error::Result;
 
 /// Below so many keys libtorch's CPU kernel is up to four times slower in bf16 than in f32, most of it in backward.
 const SHORT: i64 = 256;
+
+/// As many keys as are taken for given where the kernel is chosen; 0: as many as there are.
+static GIVEN: AtomicI64 = AtomicI64::new(0);
+
+/// From now on kernels are chosen as for so many keys, or by what there is again: for measuring with few tokens what many take.
+pub fn choose_as_for(keys: Option<i64>) {
+    GIVEN.store(keys.unwrap_or(0), Ordering::Relaxed);
+}
+
+fn is_short(k: &Tensor) -> bool {
+    let given = GIVEN.load(Ordering::Relaxed);
+    (if given > 0 { given } else { k.size()[2] }) < SHORT
+}
 
 /// `softmax(q k^T * scale + mask) v` by libtorch's best kernel. `q` [B, heads, S, D], `k` and `v` [B, heads, T, D]; `mask`
 /// broadcasts to [B, heads, S, T], either bool (true = attend) or added to the scores; `scale` defaults to 1/sqrt(D).
@@ -21,7 +35,7 @@ pub fn scaled_dot_product(
     mask: Option<&Tensor>,
     scale: Option<f64>,
 ) -> Result<Tensor> {
-    if q.device() == Device::Cpu && q.kind() == Kind::BFloat16 && k.size()[2] < SHORT {
+    if q.device() == Device::Cpu && q.kind() == Kind::BFloat16 && is_short(k) {
         let [q, k, v] = [q, k, v].map(|x| x.f_to_kind(Kind::Float));
         let mask = match mask {
             Some(mask) if mask.kind() == Kind::BFloat16 => Some(mask.f_to_kind(Kind::Float)?),

@@ -108,6 +108,7 @@ impl Parameters {
 enum Source {
     Weights(Weights),
     Random(u64),
+    Zeros,
     Meta,
 }
 
@@ -165,6 +166,11 @@ impl Builder {
     /// Initialises every parameter by (seed, name).
     pub fn random(seed: u64, options: BuildOptions) -> Self {
         Self::new(Source::Random(seed), options)
+    }
+
+    /// Every parameter zero, with its memory: for measuring what a model takes.
+    pub fn zeros(options: BuildOptions) -> Self {
+        Self::new(Source::Zeros, options)
     }
 
     /// Placeholders of the right shape that take no memory: for checking a recipe against a model. Never for numbers.
@@ -256,7 +262,7 @@ impl Builder {
     pub fn has(&self, name: &str) -> bool {
         match &self.shared.borrow().source {
             Source::Weights(weights) => weights.shape(&self.name(name)).is_some(),
-            Source::Random(_) | Source::Meta => true,
+            Source::Random(_) | Source::Zeros | Source::Meta => true,
         }
     }
 
@@ -303,6 +309,7 @@ impl Builder {
         let held = match &shared.source {
             Source::Weights(weights) => placed(weights.share(&name, &share)?)?,
             Source::Random(seed) => placed(share.of(&init.values(*seed, &name, share.whole_shape())?)?)?,
+            Source::Zeros => placed(Tensor::f_zeros(share.held_shape(), (storage, Device::Cpu))?)?,
             Source::Meta => Tensor::f_zeros([1], (storage, Device::Cpu))?.f_expand(shape, false)?,
         };
         if !shared.known.insert(name.clone()) {

@@ -11,6 +11,7 @@ pub mod ep;
 mod error;
 mod exchange;
 pub mod fsdp;
+mod holdings;
 mod layout;
 mod outline;
 mod pp;
@@ -25,6 +26,7 @@ mod unit;
 
 pub use error::{Error, Result};
 pub use fsdp::Options;
+pub use holdings::{Holding, holdings, parts};
 pub use outline::Outline;
 pub use pp::Flight;
 pub use schedule::{Action, Pass};

@@ -20,8 +20,12 @@ pub(crate) struct Forecast {
     pub(crate) items: Vec<Items>,
     pub(crate) bytes: Option<u64>,
     pub(crate) seconds: Option<f64>,
-    /// Peak of the processes' resident memory the last time.
+    /// Peak of the memory of all processes together: as the stage tells, or as it was the last time.
     pub(crate) memory_bytes: Option<u64>,
+    /// Of each process, as the stage tells.
+    pub(crate) rank_memory_bytes: Option<u64>,
+    /// Processes.
+    pub(crate) ranks: usize,
     pub(crate) facts: Vec<String>,
 }
 
@@ -37,12 +41,16 @@ impl Forecast {
         let (cache, name) = (&workspace.cache, &stage.node.name);
         let before = cache.manifests(name);
         let estimate = estimate(workspace, stage, made, changed).unwrap_or_default();
-        let memory_bytes = last_memory(workspace, name);
+        let (ranks, rank_memory_bytes) = (stage.resources.ranks, estimate.memory_bytes);
+        let told = rank_memory_bytes.map(|bytes| bytes * ranks as u64);
+        let memory_bytes = told.or_else(|| last_memory(workspace, name));
         let bytes = estimate.bytes.or_else(|| before.first().map(Manifest::bytes));
         Self {
             seconds: seconds(&before, &estimate.items),
             bytes,
             memory_bytes,
+            rank_memory_bytes,
+            ranks,
             items: estimate.items,
             facts: estimate.facts,
         }
@@ -57,7 +65,12 @@ impl Forecast {
         let mut parts: Vec<String> = self.items.iter().map(item).collect();
         parts.extend(self.seconds.map(|seconds| format!("about {}", told(seconds))));
         parts.extend(self.bytes.map(size));
-        parts.extend(self.memory_bytes.map(|bytes| format!("memory {}", size(bytes))));
+        parts.extend(match (self.rank_memory_bytes, self.memory_bytes) {
+            (Some(bytes), _) if self.ranks > 1 => {
+                Some(format!("memory {} on each of {} ranks", size(bytes), self.ranks))
+            }
+            (_, bytes) => bytes.map(|bytes| format!("memory {}", size(bytes))),
+        });
         parts.join(", ")
     }
 }
@@ -75,17 +88,19 @@ fn estimate(
     let (cache, name) = (&workspace.cache, &stage.node.name);
     let last = |from: &String| last_made(workspace, from)?.1;
     let input = |from: &String| made.get(from).cloned().or_else(|| last(from)).map(|artifact| artifact.path);
-    let inputs: Option<BTreeMap<String, PathBuf>> =
-        stage.node.inputs.iter().map(|(name, from)| Some((name.clone(), input(from)?))).collect();
+    let inputs: BTreeMap<String, PathBuf> =
+        stage.node.inputs.iter().filter_map(|(name, from)| Some((name.clone(), input(from)?))).collect();
     let request = EstimateRequest {
         contract: CONTRACT,
         parameters: Value::Object(stage.table.clone()),
         base_dir: workspace.recipe.base_dir.clone(),
         sources: stage.sources.iter().map(|found| (found.name.clone(), found.resolved.clone())).collect(),
-        inputs: inputs?,
+        inputs,
         previous: previous(cache, name, stage.description.version, &Digest::of_bytes(b"")),
         memo: Some(cache.memo().folder().to_owned()),
         changed,
+        device: stage.resources.device.clone(),
+        ranks: stage.resources.ranks,
     };
     stage.program.estimate(name, &request).ok()
 }

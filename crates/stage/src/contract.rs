@@ -197,7 +197,7 @@ pub struct EstimateRequest {
     pub base_dir: PathBuf,
     /// As in [`RunRequest`].
     pub sources: BTreeMap<String, ResolvedSource>,
-    /// As in [`RunRequest`]; or, if `changed` is given, what the stages before this one made the last time.
+    /// As in [`RunRequest`]; or, if `changed` is given, what the stages before this one made the last time, as far as they have.
     pub inputs: BTreeMap<String, PathBuf>,
     /// As in [`RunRequest`].
     pub previous: Vec<PathBuf>,
@@ -205,6 +205,12 @@ pub struct EstimateRequest {
     pub memo: Option<PathBuf>,
     /// Source files that changed since `inputs` were made, when a stage before this one has yet to run.
     pub changed: Option<Vec<String>>,
+    /// As in [`RunRequest`].
+    #[serde(default = "cpu")]
+    pub device: String,
+    /// Processes that a run would be.
+    #[serde(default = "one")]
+    pub ranks: usize,
 }
 
 /// What `estimate` prints. Nothing is loaded, fetched or written; what cannot be known cheaply is left out.
@@ -216,6 +222,9 @@ pub struct Estimate {
     pub items: Vec<Items>,
     /// Size of the result.
     pub bytes: Option<u64>,
+    /// Most memory that one process of a run would have in use: resident memory on a CPU, that of tensors on a GPU.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
     /// Further facts for a person, one line each: `39 batches of 2 an epoch, 1 sample held back`.
     pub facts: Vec<String>,
 }
@@ -318,6 +327,10 @@ impl Ledger {
     pub fn balances(&self) -> bool {
         self.taken == self.out + self.rejected + self.held
     }
+}
+
+fn cpu() -> String {
+    "cpu".to_owned()
 }
 
 fn one() -> usize {

@@ -76,8 +76,8 @@ fn check<S: Stage>(description: &Description, request: &CheckRequest) -> Checked
 
 fn estimate<S: Stage>(request: &EstimateRequest) -> Result<Estimate, Failure> {
     let description = S::describe().description::<S>();
-    let (parameters, _) = parse::<S>(&description, &request.parameters).map_err(first)?;
-    S::estimate(&parameters, request)
+    let (parameters, settings) = parse::<S>(&description, &request.parameters).map_err(first)?;
+    S::estimate(&parameters, &settings, request)
 }
 
 /// Which rank of a run this process is, by its environment; alone if nobody says so.

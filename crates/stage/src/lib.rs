@@ -49,7 +49,7 @@ pub trait Stage: Sized {
     const ESTIMATES: bool = false;
 
     /// Says what a run would have to do, without doing any of it.
-    fn estimate(_: &Self::Parameters, _: &EstimateRequest) -> Result<Estimate, Failure> {
+    fn estimate(_: &Self::Parameters, _: &Self::Settings, _: &EstimateRequest) -> Result<Estimate, Failure> {
         Ok(Estimate::default())
     }
 }

@@ -2,6 +2,7 @@
 // use at once, counts, and can write down what comes and goes.
 #include "shim.h"
 
+#include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/impl/alloc_cpu.h>
 #include <malloc.h>
@@ -19,7 +20,7 @@ constexpr size_t kLarge = 128 << 10, kPage = 4 << 10;
 class Pool final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    void* memory = bytes < kLarge ? c10::alloc_cpu(bytes) : large((bytes + kPage - 1) / kPage * kPage);
+    void* memory = bytes < kLarge ? c10::alloc_cpu(bytes) : large(bytes);
     if (memory != nullptr && bytes < kLarge) {
       const std::lock_guard<std::mutex> lock(guard_);
       note(static_cast<int64_t>(malloc_usable_size(memory)));
@@ -29,6 +30,11 @@ class Pool final : public c10::Allocator {
   c10::DeleterFnPtr raw_deleter() const override { return &drop; }
   void copy_data(void* to, const void* from, size_t bytes) const override { default_copy_data(to, from, bytes); }
 
+  void trim() {
+    const std::lock_guard<std::mutex> lock(guard_);
+    keep(0);
+    malloc_trim(0);
+  }
   int64_t most() {
     const std::lock_guard<std::mutex> lock(guard_);
     return most_;
@@ -51,22 +57,29 @@ class Pool final : public c10::Allocator {
 
  private:
   std::mutex guard_;
-  std::unordered_map<void*, size_t> used_;
+  struct Used {
+    // What was asked for, and what is there.
+    size_t asked, bytes;
+  };
+  std::unordered_map<void*, Used> used_;
   std::multimap<size_t, void*> kept_;
   size_t kept_bytes_ = 0;
   int64_t held_ = 0, most_ = 0;
   bool recording_ = false;
   std::vector<int64_t> record_;
 
-  void note(int64_t bytes) {
+  void note(int64_t bytes, int64_t asked) {
     held_ += bytes;
     most_ = std::max(most_, held_);
-    if (recording_) record_.push_back(bytes);
+    // What a kernel's threads each take for a moment depends on how many pieces there are, and is little.
+    if (recording_ && !at::in_parallel_region()) record_.push_back(asked);
   }
+  void note(int64_t bytes) { note(bytes, bytes); }
 
-  void* large(size_t bytes) {
+  void* large(const size_t asked) {
     const std::lock_guard<std::mutex> lock(guard_);
     void* memory = nullptr;
+    size_t bytes = (asked + kPage - 1) / kPage * kPage;
     // The smallest that is large enough, unless much of it would lie idle.
     const auto found = kept_.lower_bound(bytes);
     if (found != kept_.end() && found->first <= bytes + bytes / 8) {
@@ -84,10 +97,10 @@ class Pool final : public c10::Allocator {
         keep(0);
         memory = map(bytes);
       }
-      TORCH_CHECK(memory != MAP_FAILED, "can't allocate memory: you tried to allocate ", bytes, " bytes beside ", held_, " in use");
+      TORCH_CHECK(memory != MAP_FAILED, "can't allocate memory: you tried to allocate ", asked, " bytes beside ", held_, " in use");
     }
-    note(static_cast<int64_t>(bytes));
-    used_.emplace(memory, bytes);
+    note(static_cast<int64_t>(bytes), static_cast<int64_t>(asked));
+    used_.emplace(memory, Used{asked, bytes});
     return memory;
   }
 
@@ -119,9 +132,9 @@ class Pool final : public c10::Allocator {
       c10::free_cpu(memory);
       return;
     }
-    const size_t bytes = found->second;
+    const auto [asked, bytes] = found->second;
     used_.erase(found);
-    note(-static_cast<int64_t>(bytes));
+    note(-static_cast<int64_t>(bytes), -static_cast<int64_t>(asked));
     kept_.emplace(bytes, memory);
     kept_bytes_ += bytes;
   }
@@ -132,6 +145,7 @@ extern "C" {
 
 // From now on. Tensors made before go as they came.
 void shim_memory_pool() { c10::SetAllocator(c10::kCPU, &Pool::only(), /*priority=*/1); }
+void shim_memory_trim() { Pool::only().trim(); }
 int64_t shim_memory_most() { return Pool::only().most(); }
 void shim_memory_record() { Pool::only().begin_record(); }
 // Ends the record; returns how long it is, and at most `room` of it.

@@ -111,6 +111,7 @@ unsafe extern "C" {
     pub(crate) fn shim_deterministic(on: c_int) -> c_int;
     pub(crate) fn shim_forbid_tf32() -> c_int;
     pub(crate) fn shim_memory_pool();
+    pub(crate) fn shim_memory_trim();
     pub(crate) fn shim_memory_most() -> i64;
     pub(crate) fn shim_memory_record();
     pub(crate) fn shim_memory_recorded(events: *mut i64, room: usize) -> usize;

@@ -33,13 +33,25 @@ pub fn pool() {
     unsafe { ffi::shim_memory_pool() }
 }
 
+/// Gives back what the [pool] keeps.
+pub fn trim() {
+    // SAFETY: frees what nobody has.
+    unsafe { ffi::shim_memory_trim() }
+}
+
+/// Resident memory of this process now, where the system tells.
+pub fn resident() -> Option<u64> {
+    of_status("VmRSS:")
+}
+
 /// Most bytes that tensors of the [pool] took at once.
 pub fn most_pooled() -> u64 {
     // SAFETY: reads a number.
     u64::try_from(unsafe { ffi::shim_memory_most() }).unwrap_or(0)
 }
 
-/// What `body` gives, and what tensors of the [pool] took and gave back meanwhile, in order: bytes, negative for those that went.
+/// What `body` gives, and what tensors of the [pool] took and gave back meanwhile, in order: bytes, negative for those that went. What
+/// several threads of one operation take for themselves is left out.
 pub fn recorded<T>(body: impl FnOnce() -> T) -> (T, Vec<i64>) {
     // SAFETY: begins a record of the allocator's.
     unsafe { ffi::shim_memory_record() }
@@ -55,8 +67,13 @@ pub fn recorded<T>(body: impl FnOnce() -> T) -> (T, Vec<i64>) {
 const MOST_EVENTS: usize = 1 << 20;
 
 fn peak_resident() -> Option<u64> {
+    of_status("VmHWM:")
+}
+
+/// A number of bytes of `/proc/self/status`.
+fn of_status(name: &str) -> Option<u64> {
     let status = fs_err::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kib * 1024)
 }

@@ -95,7 +95,7 @@ impl Stage for Bucketing {
 
     const ESTIMATES: bool = true;
 
-    fn estimate(parameters: &Parameters, request: &EstimateRequest) -> Result<Estimate, Failure> {
+    fn estimate(parameters: &Parameters, _: &Self::Settings, request: &EstimateRequest) -> Result<Estimate, Failure> {
         match request.inputs.get("latents") {
             Some(input) => pack::estimate(input, request.inputs.get("samples"), parameters),
             None => Ok(Estimate::default()),

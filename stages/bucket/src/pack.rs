@@ -110,7 +110,7 @@ pub(crate) fn estimate(input: &Path, samples: Option<&PathBuf>, parameters: &Par
     if repeated > 0 {
         fact += &format!(", {repeated} repeated to fill a batch");
     }
-    Ok(Estimate { items: Vec::new(), bytes: Some(bytes), facts: vec![fact] })
+    Ok(Estimate { bytes: Some(bytes), facts: vec![fact], ..Estimate::default() })
 }
 
 fn open(input: &Path) -> Result<LatentReader, Failure> {

@@ -72,7 +72,7 @@ pub(crate) fn estimate(parameters: &Parameters, request: &EstimateRequest) -> Re
     if !plan.refused.is_empty() {
         facts.push(format!("refused by policy: {} of {}", plan.refused.len(), counted(plan.rows, "sample")));
     }
-    Ok(Estimate { items: vec![latents, captions], bytes: None, facts })
+    Ok(Estimate { items: vec![latents, captions], facts, ..Estimate::default() })
 }
 
 fn told(sources: &[String], all: usize) -> String {

@@ -79,7 +79,7 @@ impl Stage for Encode {
 
     const ESTIMATES: bool = true;
 
-    fn estimate(parameters: &Parameters, request: &EstimateRequest) -> Result<Estimate, Failure> {
+    fn estimate(parameters: &Parameters, _: &Self::Settings, request: &EstimateRequest) -> Result<Estimate, Failure> {
         estimate::estimate(parameters, request)
     }
 

@@ -55,6 +55,9 @@ impl Kept {
     }
 }
 
+/// As many as tell how long the others are.
+const SOME_TEXTS: usize = 32;
+
 /// The same tensors once more.
 fn copy(text: &Text) -> Text {
     let tensor = |tensor: &Option<Tensor>| tensor.as_ref().map(Tensor::shallow_clone);
@@ -118,6 +121,12 @@ impl Dataset {
         self.shards.first().and_then(|shard| shard.meta().temporal_stride).unwrap_or(1)
     }
 
+    /// Shape of the latents of a bucket, without the batch.
+    pub(crate) fn shape(&self, bucket: spec::Bucket) -> Vec<i64> {
+        let shard = self.shards.iter().find(|shard| shard.bucket() == bucket);
+        shard.map_or(Vec::new(), |shard| shard.shape().into_iter().map(|n| n as i64).collect())
+    }
+
     /// Longest prompt in tokens, padding included.
     pub(crate) fn max_tokens(&self) -> usize {
         self.captions.meta().max_tokens as usize
@@ -135,6 +144,22 @@ impl Dataset {
             })
             .collect();
         Tensor::stack(&rows, 0)
+    }
+
+    /// Bytes of the texts that a run comes to keep, by some of them.
+    pub(crate) fn text_bytes(&self) -> Result<u64, Failure> {
+        let samples: BTreeMap<&str, usize> = self
+            .rows
+            .iter()
+            .enumerate()
+            .map(|(sample, row)| (self.shards[row.shard].caption_digest(row.row), sample))
+            .collect();
+        let looked_at = samples.len().min(SOME_TEXTS);
+        for sample in samples.values().take(looked_at) {
+            self.text(*sample, false)?;
+        }
+        let mean = self.kept.lock().unwrap_or_else(PoisonError::into_inner).bytes / looked_at.max(1);
+        Ok((mean * samples.len()).min(Kept::BYTES) as u64)
     }
 
     /// What the text encoders made of a sample's caption, or of the empty one.

@@ -11,11 +11,13 @@ mod components;
 mod config;
 mod dataset;
 mod draft;
+mod estimate;
 mod experts;
 mod parameters;
 mod plan;
 mod prefetch;
 mod preview;
+mod probe;
 mod records;
 mod session;
 mod step;
@@ -24,7 +26,7 @@ mod tests;
 mod trainer;
 mod validate;
 
-use stage::{About, CheckRequest, Checked, Exit, Failure, Outcome, Stage, Work};
+use stage::{About, CheckRequest, Checked, Estimate, EstimateRequest, Exit, Failure, Outcome, Stage, Work};
 
 pub use parameters::{ModelBlock, Parameters, Settings};
 
@@ -62,6 +64,12 @@ impl Stage for Train {
 
     fn check(parameters: &Parameters, settings: &Settings, request: &CheckRequest) -> Checked {
         check::check(parameters, settings, &request.base_dir, request.ranks)
+    }
+
+    const ESTIMATES: bool = true;
+
+    fn estimate(parameters: &Parameters, settings: &Settings, request: &EstimateRequest) -> Result<Estimate, Failure> {
+        estimate::estimate(parameters, settings, request)
     }
 
     fn run(work: &Work<Self>) -> Result<Outcome, Failure> {

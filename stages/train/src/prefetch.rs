@@ -13,7 +13,7 @@ use crate::experts::Division;
 use crate::plan::{Plan, Round};
 
 /// Micro-batches made ahead of their use.
-const AHEAD: usize = 2;
+pub(crate) const AHEAD: usize = 2;
 
 /// What comes out, in order: for each step its start, then its micro-batches.
 pub(crate) enum Piece {

@@ -160,7 +160,7 @@ fn recipe(mistake: experts::Mistake) -> Failure {
 }
 
 /// Kind of activations: as asked, or bfloat16 where the device computes in it natively.
-fn compute_kind(config: &Config, device: Device) -> Kind {
+pub(crate) fn compute_kind(config: &Config, device: Device) -> Kind {
     match config.model.compute_dtype {
         Some(dtype) => dtype.into(),
         None if torch::device::native_bf16(device) => Kind::BFloat16,

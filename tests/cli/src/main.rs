@@ -5,6 +5,7 @@ mod clips;
 mod errors;
 mod examples;
 mod keys;
+mod memory;
 mod mini;
 mod project;
 mod ranks;

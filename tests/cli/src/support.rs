@@ -91,6 +91,23 @@ impl Sandbox {
         command
     }
 
+    /// Runs `pipeline ARGS` to its end, where neither it nor any process that it starts may hold more than so many MiB of writable
+    /// memory of its own.
+    pub(crate) fn limited(&self, mib: u64, args: &[&str]) -> Finished {
+        let plain = self.command(args);
+        let mut command = Command::new("sh");
+        command.args(["-c", &format!("ulimit -d {}; exec \"$@\"", mib << 10), "sh"]);
+        command.arg(plain.get_program()).args(plain.get_args());
+        for (name, value) in plain.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        command.current_dir(self.dir.path()).stdin(Stdio::null());
+        finish(&mut command)
+    }
+
     /// Runs `pipeline ARGS` to its end.
     pub(crate) fn pipeline(&self, args: &[&str]) -> Finished {
         finish(&mut self.command(args))
