@@ -7,6 +7,7 @@
 #include <c10/core/impl/alloc_cpu.h>
 #include <malloc.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <map>
@@ -64,6 +65,7 @@ class Pool final : public c10::Allocator {
   std::unordered_map<void*, Used> used_;
   std::multimap<size_t, void*> kept_;
   size_t kept_bytes_ = 0;
+  const size_t spare_ = spare();
   int64_t held_ = 0, most_ = 0;
   bool recording_ = false;
   std::vector<int64_t> record_;
@@ -104,10 +106,21 @@ class Pool final : public c10::Allocator {
     return memory;
   }
 
-  static void* map(size_t bytes) {
-    void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory != MAP_FAILED) madvise(memory, bytes, MADV_HUGEPAGE);
+  // Under a limit, room is left for what libraries take without us: some do not survive without it.
+  void* map(size_t bytes) const {
+    void* memory = mmap(nullptr, bytes + spare_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) return memory;
+    if (spare_ > 0) munmap(static_cast<char*>(memory) + bytes, spare_);
+    madvise(memory, bytes, MADV_HUGEPAGE);
     return memory;
+  }
+
+  static size_t spare() {
+    const auto limited = [](auto what) {
+      rlimit limit{};
+      return getrlimit(what, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    };
+    return limited(RLIMIT_DATA) || limited(RLIMIT_AS) ? size_t{64} << 20 : 0;
   }
 
   // Gives freed blocks back, the largest first, until no more than `bytes` are kept.

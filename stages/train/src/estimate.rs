@@ -124,14 +124,16 @@ fn needed(
         // Tokens are dealt out.
         spread: (mesh.degree(Axis::Tp) * mesh.degree(Axis::Cp)) as u64,
         copies: !sharded && mesh.world() > 1,
-        batches,
         probe: &probe,
     };
     let of = |(at, holdings): (usize, &Vec<Holding>)| {
         let taken: Vec<Taken> = holdings[1..].iter().map(&taken).collect();
-        step.peak(holdings, &taken, flights(stages.len(), at, config.distributed.chunks, batches))
+        // The first backward comes when most micro-batches are under way, the last one when it is alone with the others' gradients.
+        let flights = flights(stages.len(), at, config.distributed.chunks, batches);
+        let moments = [(flights, batches > flights), (1, batches > 1)];
+        moments.into_iter().map(|(flights, again)| step.peak(holdings, &taken, flights as u64, again)).max()
     };
-    let tensors = stages.iter().enumerate().map(of).max().unwrap_or(0);
+    let tensors = stages.iter().enumerate().filter_map(of).max().unwrap_or(0);
     Ok(Some(if cuda {
         tensors
     } else {
@@ -142,10 +144,10 @@ fn needed(
 }
 
 /// Micro-batches whose activations a stage of a pipeline holds at once, as its schedule has it.
-fn flights(stages: usize, stage: usize, chunks: usize, batches: usize) -> u64 {
+fn flights(stages: usize, stage: usize, chunks: usize, batches: usize) -> usize {
     let after = stages - 1 - stage;
     let under_way = if chunks == 1 { after + 1 } else { (2 * after + (chunks - 1) * stages + 1).div_ceil(chunks) };
-    under_way.min(batches) as u64
+    under_way.min(batches)
 }
 
 /// Whether two blocks have the same layers.
@@ -208,14 +210,12 @@ struct Step<'a> {
     spread: u64,
     /// Whether gradients are added up between whole copies.
     copies: bool,
-    /// Micro-batches of a step.
-    batches: usize,
     probe: &'a Probe,
 }
 
 impl Step<'_> {
-    /// The most that is in use at any moment; `flights` micro-batches are under way at once.
-    fn peak(&self, holdings: &[Holding], taken: &[Taken], flights: u64) -> u64 {
+    /// The most that is in use at any moment; `flights` micro-batches are under way at once, `again`: after the backward of others.
+    fn peak(&self, holdings: &[Holding], taken: &[Taken], flights: u64, again: bool) -> u64 {
         let (root, blocks) = (&holdings[0], &holdings[1..]);
         let (probe, options) = (self.probe, self.config.distributed.options());
         let gradients: Vec<u64> = holdings.iter().map(|holding| self.gradients(holding)).collect();
@@ -226,7 +226,6 @@ impl Step<'_> {
         let resting = memory.now;
 
         // What micro-batches before the last one left: gradients, or whole ones that wait for it.
-        let again = self.batches > 1;
         let deferred = self.sharded && self.full && again && options.defer;
         memory.take(match (again, deferred) {
             (false, _) => 0,
@@ -276,9 +275,9 @@ impl Step<'_> {
                 // The outputs that it kept went with the block after.
                 memory.give(own(taken[at].outputs));
                 memory.see(around + own(taken[at].forward + taken[at].outputs));
-                memory.see(around + own(taken[at].kept) + self.backward(&taken[at], block));
+                memory.see(around + own(taken[at].kept) + self.backward(&taken[at], block, again));
             } else {
-                memory.see(around + self.backward(&taken[at], block));
+                memory.see(around + self.backward(&taken[at], block, again));
                 memory.give(own(taken[at].kept));
             }
             if self.sharded && self.full {
@@ -318,11 +317,11 @@ impl Step<'_> {
 
     /// Backward through one block with the gradients of its parameters, which tokens elsewhere do not make smaller; those that
     /// are there already are added to, one after the other.
-    fn backward(&self, block: &Taken, holding: &Holding) -> u64 {
+    fn backward(&self, block: &Taken, holding: &Holding, again: bool) -> u64 {
         let trained = if self.full { self.seen * holding.whole as u64 } else { 4 * holding.adapter as u64 };
         let largest = holding.shapes.iter().map(|shape| elements(shape)).max().unwrap_or(0) as u64;
         let beside = block.backward.saturating_sub(trained) / self.spread;
-        let there = if self.batches > 1 && !self.sharded { trained.min(self.seen * largest) } else { trained };
+        let there = if again && !self.sharded { trained.min(self.seen * largest) } else { trained };
         // At its most, what it began with may have gone.
         (beside + there).min(block.backward)
     }
