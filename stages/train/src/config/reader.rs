@@ -63,7 +63,11 @@ impl<'r> Block<'r> {
 
     /// Adds `path: why`.
     pub(crate) fn note(&self, key: &str, why: impl std::fmt::Display) {
-        self.report.note(format!("{}: {why}", self.path(key)));
+        let path = self.path(key);
+        // What nobody wrote needs no answer.
+        if self.report.origin.is_written(&path) {
+            self.report.note(format!("{path}: {why}"));
+        }
     }
 
     /// The value of `key`, taken; `null` counts as absent.

@@ -26,11 +26,19 @@ pub(crate) struct Origin {
 impl Origin {
     /// Adds to `problem` the field of the recipe, or the file and line, that the value at `path` was written in.
     pub(crate) fn place(&self, path: &str, problem: Problem) -> Problem {
-        let in_table = path.split('.').try_fold(&self.table, |value, key| value.get(key)).is_some();
         match &self.file {
-            Some(file) if !in_table => problem.at(file, self.line(path)),
+            Some(file) if !self.in_table(path) => problem.at(file, self.line(path)),
             _ => problem.field(path),
         }
+    }
+
+    /// Whether the value at `path` is the user's own, not one of our defaults.
+    pub(crate) fn is_written(&self, path: &str) -> bool {
+        self.file.is_some() || self.in_table(path)
+    }
+
+    fn in_table(&self, path: &str) -> bool {
+        path.split('.').try_fold(&self.table, |value, key| value.get(key)).is_some()
     }
 
     /// Line of the value, or of the nearest block around it.

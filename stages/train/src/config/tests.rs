@@ -97,6 +97,11 @@ fn keys_without_effect_are_answered_in_one_line_each() {
         assert_eq!(notes.iter().filter(|note| note.starts_with(key)).count(), 1, "{key} in {notes:#?}");
     }
     assert!(notes.iter().all(|note| !note.contains('\n')));
+    // Without a file, only what the table says is answered.
+    let table = json!({"model": {"attention_backend": "flash"}}).as_object().cloned().unwrap();
+    let notes = load(None, table, Path::new("/nowhere")).unwrap().notes;
+    assert!(notes.iter().any(|note| note.starts_with("model.attention_backend:")), "{notes:#?}");
+    assert!(!notes.iter().any(|note| note.contains("transformer_engine")), "{notes:#?}");
 }
 
 #[test]
