@@ -20,7 +20,15 @@ fn main() {
     loops.opt_level(3).flag("-fno-math-errno").flag("-fno-trapping-math");
     loops.file("cc/norm.cc").compile("torch_loops");
     build
-        .files(["cc/autograd.cc", "cc/c10d.cc", "cc/device.cc", "cc/memory.cc", "cc/ops.cc", "cc/storage.cc"])
+        .files([
+            "cc/attention.cc",
+            "cc/autograd.cc",
+            "cc/c10d.cc",
+            "cc/device.cc",
+            "cc/memory.cc",
+            "cc/ops.cc",
+            "cc/storage.cc",
+        ])
         .compile("torch_shim");
 
     println!("cargo:rustc-link-search=native={}", lib.display());

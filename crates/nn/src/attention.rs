@@ -1,7 +1,7 @@
 //! Attention over heads.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use tch::{Device, Kind, Tensor};
 
@@ -19,6 +19,29 @@ static GIVEN: AtomicI64 = AtomicI64::new(0);
 pub fn choose_as_for(keys: Option<i64>) {
     GIVEN.store(keys.unwrap_or(0), Ordering::Relaxed);
 }
+
+/// The first attention for which libtorch had no fused kernel.
+static UNFUSED: OnceLock<String> = OnceLock::new();
+
+/// The first attention of this process for which libtorch had no fused kernel (flash, memory-efficient, cuDNN), so that all its scores
+/// were in memory at once.
+pub fn unfused() -> Option<&'static str> {
+    UNFUSED.get().map(String::as_str)
+}
+
+/// libtorch's attention, seen to take a fused kernel.
+fn attend([q, k, v]: [&Tensor; 3], mask: Option<&Tensor>, causal: bool, scale: Option<f64>) -> Result<Tensor> {
+    if UNFUSED.get().is_none() && Tensor::f_internal_fused_sdp_choice(q, k, v, mask, 0.0, causal, scale, false)? == MATH
+    {
+        let masked = if mask.is_some() { ", with a mask" } else { "" };
+        let told = format!("queries {:?}, keys {:?}, {:?} on {:?}{masked}", q.size(), k.size(), q.kind(), q.device());
+        let _ = UNFUSED.set(told);
+    }
+    Ok(Tensor::f_scaled_dot_product_attention(q, k, v, mask, 0.0, causal, scale, false)?)
+}
+
+/// Of `at::SDPBackend`: no fused kernel.
+const MATH: i64 = 0;
 
 fn is_short(k: &Tensor) -> bool {
     let given = GIVEN.load(Ordering::Relaxed);
@@ -41,15 +64,14 @@ pub fn scaled_dot_product(
             Some(mask) if mask.kind() == Kind::BFloat16 => Some(mask.f_to_kind(Kind::Float)?),
             other => other.map(Tensor::shallow_clone),
         };
-        let out = Tensor::f_scaled_dot_product_attention(&q?, &k?, &v?, mask.as_ref(), 0.0, false, scale, false)?;
-        return Ok(out.f_to_kind(Kind::BFloat16)?);
+        return Ok(attend([&q?, &k?, &v?], mask.as_ref(), false, scale)?.f_to_kind(Kind::BFloat16)?);
     }
-    Ok(Tensor::f_scaled_dot_product_attention(q, k, v, mask, 0.0, false, scale, false)?)
+    attend([q, k, v], mask, false, scale)
 }
 
 /// As [`scaled_dot_product`], each position attending to itself and those before it.
 pub fn causal(q: &Tensor, k: &Tensor, v: &Tensor, scale: Option<f64>) -> Result<Tensor> {
-    Ok(Tensor::f_scaled_dot_product_attention::<&Tensor>(q, k, v, None, 0.0, true, scale, false)?)
+    attend([q, k, v], None, true, scale)
 }
 
 /// [B, S, heads * D] to [B, heads, S, D].
@@ -86,5 +108,23 @@ impl Builder {
     pub fn self_attention(&self, heads: i64) -> Result<SelfAttention> {
         self.check_heads(heads)?;
         Ok(SelfAttention { seam: self.division().and_then(|division| division.seam) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn attention_without_a_fused_kernel_is_noticed() {
+        let x = || Tensor::ones([1, 2, 5, 8], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let mask = Tensor::zeros([1, 1, 5, 5], (Kind::Float, Device::Cpu));
+        let attends = |mask: Option<&Tensor>| scaled_dot_product(&x(), &x(), &x(), mask, None).unwrap();
+        for out in [attends(None), attends(Some(&mask)), causal(&x(), &x(), &x(), None).unwrap()] {
+            assert_eq!(out.size(), [1, 2, 5, 8]);
+        }
+        assert_eq!(unfused(), None);
+        let _ = attends(Some(&mask.set_requires_grad(true)));
+        assert_eq!(unfused(), Some("queries [1, 2, 5, 8], keys [1, 2, 5, 8], Float on Cpu, with a mask"));
     }
 }

@@ -3,7 +3,8 @@
 //! again, and the gradients of each with it.
 
 use comm::{Group, Pending};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
+use torch::attention;
 use torch::autograd::{BoxError, custom_node};
 
 use crate::cp::kept;
@@ -43,7 +44,7 @@ fn forward(ring: &Group, q: &Tensor, own: &Tensor, blocks: &[Stretches]) -> Resu
         let stretches = &blocks[owner(ring, step)];
         if !stretches.is_empty() {
             let (k, v) = (kept(&block.f_get(0)?, stretches)?, kept(&block.f_get(1)?, stretches)?);
-            let (out, lse) = with_lse(q, &k, &v)?;
+            let (out, lse) = attention::with_lse(q, &k, &v)?;
             merged = Some(merge(merged, &out, lse)?);
         }
         if let Some(coming) = coming {
@@ -75,7 +76,7 @@ fn backward(ring: &Group, saved: &Saved<'_>, gradient: &Tensor, blocks: &[Stretc
         let stretches = &blocks[owner(ring, step)];
         if !stretches.is_empty() {
             let (k, v) = (kept(&block.f_get(0)?, stretches)?, kept(&block.f_get(1)?, stretches)?);
-            let (dq, dk, dv) = with_lse_backward(gradient, [q, &k, &v], out, lse)?;
+            let [dq, dk, dv] = attention::backward(gradient, [q, &k, &v], out, lse)?;
             of_q = of_q.f_add(&dq)?;
             let mut from = 0;
             for (first, count) in stretches {
@@ -122,32 +123,6 @@ impl Shift {
         self.received.wait()?;
         self.sent.wait()?;
         Ok(self.block)
-    }
-}
-
-/// Attention and, for each query, the logarithm of the sum of its scores' exponentials, [B, H, T].
-fn with_lse(q: &Tensor, k: &Tensor, v: &Tensor) -> Result<(Tensor, Tensor)> {
-    only_cpu(q.device())?;
-    Ok(Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu::<&Tensor>(q, k, v, 0.0, false, None, None)?)
-}
-
-/// Gradients of queries, keys and values, where `out` and `lse` are over all keys, of which these are some.
-fn with_lse_backward(
-    gradient: &Tensor,
-    [q, k, v]: [&Tensor; 3],
-    out: &Tensor,
-    lse: &Tensor,
-) -> Result<(Tensor, Tensor, Tensor)> {
-    only_cpu(q.device())?;
-    Ok(Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward::<&Tensor>(
-        gradient, q, k, v, out, lse, 0.0, false, None, None,
-    )?)
-}
-
-fn only_cpu(device: Device) -> Result<()> {
-    match device {
-        Device::Cpu => Ok(()),
-        other => Err(Error::Unfit(format!("ring attention on {other:?} is not built; use `cp_ulysses_degree`"))),
     }
 }
 

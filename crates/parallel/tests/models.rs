@@ -95,4 +95,5 @@ fn a_model_in_parts_is_the_whole_model() {
             });
         }
     }
+    assert_eq!(nn::attention::unfused(), None);
 }

@@ -15,17 +15,24 @@ namespace {
 // Heap-held references: what Rust owns.
 using Store = c10::intrusive_ptr<c10d::Store>;
 using Backend = c10::intrusive_ptr<c10d::Backend>;
-using Work = c10::intrusive_ptr<c10d::Work>;
 using Milliseconds = std::chrono::milliseconds;
 
-// Gloo for what lies in host memory and, once added, NCCL for what lies on a GPU.
+// Gloo for what lies in host memory and, once added, NCCL for what lies on a GPU. Between two ranks NCCL does one thing after the
+// other, so two that both send first would wait for each other for ever: each direction has connections of its own.
 struct Group {
-  Backend cpu, cuda;
+  Backend cpu, cuda, cuda_down;
 
-  c10d::Backend* of(const at::Tensor& tensor) const {
+  c10d::Backend* of(const at::Tensor& tensor, bool up = true) const {
     TORCH_CHECK(!tensor.is_cuda() || cuda, "this group has no way between GPUs");
-    return tensor.is_cuda() ? cuda.get() : cpu.get();
+    return !tensor.is_cuda() ? cpu.get() : up ? cuda.get() : cuda_down.get();
   }
+};
+
+struct Work {
+  c10::intrusive_ptr<c10d::Work> work;
+  // On a GPU, waiting orders what is computed next and does not hold up this thread, unless a time is given; the backend watches
+  // over the time-out.
+  bool cuda;
 };
 
 c10d::ReduceOp reduction(int kind) {
@@ -33,8 +40,8 @@ c10d::ReduceOp reduction(int kind) {
 }
 
 template <class F>
-Work* started(F&& body) {
-  return shim::guarded<Work*>(nullptr, [&] { return new Work(body()); });
+Work* started(const at::Tensor& tensor, F&& body) {
+  return shim::guarded<Work*>(nullptr, [&] { return new Work{body(), tensor.is_cuda()}; });
 }
 }  // namespace
 
@@ -95,17 +102,20 @@ int shim_group_add_nccl(Group* group, Store* store, int rank, int size, int64_t 
     using Make = Backend*(Store*, int, int, int64_t, void (*)(const char*));
     auto make = reinterpret_cast<Make*>(dlsym(RTLD_DEFAULT, "pipeline_group_nccl"));
     TORCH_CHECK(make != nullptr, "libpipeline_nccl.so is not loaded");
-    Backend* made = make(store, rank, size, timeout, [](const char* text) { shim::failure() = text; });
-    if (made == nullptr) return -1;
-    group->cuda = std::move(*made);
-    delete made;
+    for (auto [name, backend] : {std::pair{"up", &group->cuda}, std::pair{"down", &group->cuda_down}}) {
+      Store own = c10::make_intrusive<c10d::PrefixStore>(name, *store);
+      Backend* made = make(&own, rank, size, timeout, [](const char* text) { shim::failure() = text; });
+      if (made == nullptr) return -1;
+      *backend = std::move(*made);
+      delete made;
+    }
     return 0;
   });
 }
 void shim_group_free(Group* group) { delete group; }
 
 Work* shim_all_reduce(Group* group, Handle tensor, int kind) {
-  return started([&] {
+  return started(*tensor, [&] {
     std::vector<at::Tensor> tensors{*tensor};
     c10d::AllreduceOptions options;
     options.reduceOp = reduction(kind);
@@ -113,7 +123,7 @@ Work* shim_all_reduce(Group* group, Handle tensor, int kind) {
   });
 }
 Work* shim_broadcast(Group* group, Handle tensor, int root) {
-  return started([&] {
+  return started(*tensor, [&] {
     std::vector<at::Tensor> tensors{*tensor};
     c10d::BroadcastOptions options;
     options.rootRank = root;
@@ -121,36 +131,36 @@ Work* shim_broadcast(Group* group, Handle tensor, int root) {
   });
 }
 Work* shim_all_gather(Group* group, Handle output, Handle input) {
-  return started([&] { return group->of(*input)->_allgather_base(*output, *input); });
+  return started(*input, [&] { return group->of(*input)->_allgather_base(*output, *input); });
 }
 Work* shim_reduce_scatter(Group* group, Handle output, Handle input) {
-  return started([&] { return group->of(*input)->_reduce_scatter_base(*output, *input); });
+  return started(*input, [&] { return group->of(*input)->_reduce_scatter_base(*output, *input); });
 }
 Work* shim_all_to_all(Group* group, Handle output, Handle input, const int64_t* received, const int64_t* sent, size_t n) {
-  return started([&] {
+  return started(*input, [&] {
     std::vector<int64_t> to(received, received + n), from(sent, sent + n);
     return group->of(*input)->alltoall_base(*output, *input, to, from);
   });
 }
 Work* shim_send(Group* group, Handle tensor, int to) {
-  return started([&] {
+  return started(*tensor, [&] {
     std::vector<at::Tensor> tensors{*tensor};
-    return group->of(*tensor)->send(tensors, to, 0);
+    return group->of(*tensor, to > group->cpu->getRank())->send(tensors, to, 0);
   });
 }
 Work* shim_receive(Group* group, Handle tensor, int from) {
-  return started([&] {
+  return started(*tensor, [&] {
     std::vector<at::Tensor> tensors{*tensor};
-    return group->of(*tensor)->recv(tensors, from, 0);
+    return group->of(*tensor, from < group->cpu->getRank())->recv(tensors, from, 0);
   });
 }
 Work* shim_barrier(Group* group) {
-  return started([&] { return group->cpu->barrier(); });
+  return started(at::Tensor(), [&] { return group->cpu->barrier(); });
 }
 
 int shim_work_wait(Work* work, int64_t timeout) {
   return shim::guarded(-1, [&] {
-    (*work)->wait(Milliseconds(timeout));
+    work->work->wait(work->cuda ? kNoTimeout : Milliseconds(timeout));
     return 0;
   });
 }

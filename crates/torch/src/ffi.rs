@@ -104,6 +104,16 @@ unsafe extern "C" {
         weight_decay: f64,
         eps: f64,
     ) -> c_int;
+    pub(crate) fn shim_attention(q: Handle, k: Handle, v: Handle, result: *mut Handle) -> c_int;
+    pub(crate) fn shim_attention_backward(
+        gradient: Handle,
+        q: Handle,
+        k: Handle,
+        v: Handle,
+        out: Handle,
+        lse: Handle,
+        result: *mut Handle,
+    ) -> c_int;
     pub(crate) fn shim_norms(tensors: *const Handle, n: usize) -> Handle;
     pub(crate) fn shim_scale(tensors: *const Handle, n: usize, factor: Handle) -> c_int;
     pub(crate) fn shim_randn(seed: u64, shape: *const i64, n: usize, bf16: c_int) -> Handle;

@@ -4,6 +4,7 @@
 //! The only crate of the workspace with `unsafe`. It knows tensors and devices; no layer, model or optimiser state.
 #![expect(unsafe_code, reason = "the one place where C++ is called")]
 
+pub mod attention;
 pub mod autograd;
 pub mod device;
 pub mod distributed;

@@ -311,6 +311,11 @@ impl Planned<'_, '_> {
                 let started = Instant::now();
                 let stepped = self.step(session, step, pieces)?;
                 self.record(session, step, &stepped, started, records)?;
+                if let Some(what) = nn::attention::unfused().filter(|_| step == first && session.team.leads()) {
+                    let warning =
+                        format!("attention runs without a fused kernel, slower and with all scores in memory: {what}");
+                    self.run.work.events.warning(warning);
+                }
                 // From the second step on the ranks repeat themselves.
                 session.team.trust();
                 let stop = session.team.any(self.run.work.events.interrupted()).map_err(between_ranks)?;
