@@ -28,6 +28,7 @@ fn main() {
             "cc/memory.cc",
             "cc/ops.cc",
             "cc/storage.cc",
+            "cc/upload.cc",
         ])
         .compile("torch_shim");
 

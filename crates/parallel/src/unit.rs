@@ -228,7 +228,7 @@ impl Bundle {
         let gathered = Tensor::f_empty([(self.width * group.size()) as i64], options)?;
         for member in &self.members {
             let place = gathered.f_narrow(0, (own + member.from) as i64, member.part.numel() as i64)?;
-            let part = tch::no_grad(|| torch::host::upload(&member.part, self.device()))?;
+            let part = tch::no_grad(|| torch::host::upload_beside(&member.part, self.device()))?;
             tch::no_grad(|| place.shallow_clone().f_copy_(&part))?;
         }
         let pending = group.all_gather_in_place(&gathered)?;

@@ -1,10 +1,12 @@
 //! The bytes of tensors in main memory, in this machine's byte order.
 
+use std::ffi::c_int;
 use std::io;
 
 use tch::{Device, Kind, Tensor};
 
 use crate::error::{Error, Result};
+use crate::ffi;
 
 /// A new contiguous CPU tensor whose bytes `fill` writes.
 pub fn filled(kind: Kind, shape: &[i64], fill: impl FnOnce(&mut [u8]) -> io::Result<()>) -> Result<io::Result<Tensor>> {
@@ -40,6 +42,18 @@ pub fn pinned(tensor: &Tensor, device: Device) -> Result<Tensor> {
 /// libtorch keeps that memory until it is done.
 pub fn upload(tensor: &Tensor, device: Device) -> Result<Tensor> {
     Ok(tensor.f_to_device_(device, tensor.kind(), device.is_cuda(), false)?)
+}
+
+/// As [`upload`], for what the host alone wrote: from [`pinned`] memory the copy does not wait for what the device is doing, but goes
+/// on beside it, on a stream of its own.
+pub fn upload_beside(tensor: &Tensor, device: Device) -> Result<Tensor> {
+    match device {
+        Device::Cuda(index) if tensor.device() == Device::Cpu && tensor.f_is_pinned(device)? => {
+            // SAFETY: a live handle; the copy keeps the page-locked memory until it is done.
+            ffi::made(unsafe { ffi::shim_upload(ffi::handle(tensor), index as c_int) })
+        }
+        _ => upload(tensor, device),
+    }
 }
 
 fn length(tensor: &Tensor) -> usize {

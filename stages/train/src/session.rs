@@ -123,7 +123,8 @@ impl Session {
     }
 
     fn inputs(&self, latents: Tensor, sigma: &Tensor, conditions: &Conditions) -> Result<Inputs, Failure> {
-        let upload = |(name, tensor): (&String, &Tensor)| Ok((name.clone(), torch::host::upload(tensor, self.device)?));
+        let upload =
+            |(name, tensor): (&String, &Tensor)| Ok((name.clone(), torch::host::upload_beside(tensor, self.device)?));
         let conditions = conditions.iter().map(upload).collect::<torch::Result<_>>();
         let guidance = self.guidance.map(|scale| Tensor::full([latents.size()[0]], scale, (Kind::Float, self.device)));
         Ok(Inputs {

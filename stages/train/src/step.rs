@@ -249,7 +249,8 @@ struct Drawn {
 
 impl Drawn {
     fn of(session: &Session, batch: &Batch) -> Result<Self, Failure> {
-        let upload = |tensor: &Tensor| torch::host::upload(tensor, session.device).map_err(Failure::from_diagnostic);
+        let upload =
+            |tensor: &Tensor| torch::host::upload_beside(tensor, session.device).map_err(Failure::from_diagnostic);
         let column = |value: fn(&Draw) -> f32| {
             let values: Vec<f32> = batch.draws.iter().map(value).collect();
             upload(&Tensor::from_slice(&values))
