@@ -59,7 +59,7 @@ impl Team {
                 .stdout(Stdio::piped());
             // Its own group: a terminal's ctrl-C comes to the runner alone, which passes it on once.
             command.process_group(team.children.first().map_or(0, |first| first.id() as i32));
-            for name in spec::VARIABLES {
+            for name in spec::VARIABLES.into_iter().chain(spec::SEVERAL) {
                 command.env_remove(name);
             }
             if start.ranks == 1 {

@@ -40,23 +40,28 @@ const OTHERS: [[&str; 4]; 3] = [
     ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
 ];
 
+/// By which other launchers say that a process is one of several ranks.
+pub const SEVERAL: [&str; 3] = ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
+
 impl Launch {
     /// The only rank.
     pub fn alone() -> Self {
         Self { rank: 0, world: 1, local_rank: 0, local_world: 1, meeting: None }
     }
 
-    /// Reads [`VARIABLES`] through `get`. Where `MASTER_ADDR` is set and `RANK` is not, the numbers may be another
-    /// launcher's: a job script alone also sees Slurm's, but sets no meeting point.
+    /// Reads [`VARIABLES`] through `get`. Where `RANK` is not set, the numbers may be another launcher's. Slurm's count with a
+    /// meeting point, or in a step of several tasks, which meets on its first node: a job script by itself sees them, too.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, Problem> {
         let get = |name: &str| get(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty());
         let [rank, world, local_rank, local_world, host, port] = VARIABLES;
         let has_host = get(host).is_some();
-        if get(rank).is_none() && get(world).is_none() && !has_host {
+        let launched = |count: &str| has_host || get(count).is_some_and(|size| size != "1");
+        let others = OTHERS.into_iter().zip(SEVERAL).find(|(names, count)| get(names[0]).is_some() && launched(count));
+        let others = others.map(|(names, _)| names).filter(|_| get(rank).is_none());
+        if get(rank).is_none() && get(world).is_none() && !has_host && others.is_none() {
             return Ok(Self::alone());
         }
         let own = [rank, world, local_rank, local_world];
-        let others = OTHERS.into_iter().find(|names| has_host && get(rank).is_none() && get(names[0]).is_some());
         let names = others.unwrap_or(own);
         let number = |name: &str| -> Result<usize, Problem> {
             let text = get(name).ok_or_else(|| {
@@ -81,20 +86,25 @@ impl Launch {
         if size == 1 {
             return Ok(Self::alone());
         }
+        let is = |name: &str, value: &str| get(name).is_some_and(|text| text.eq_ignore_ascii_case(value));
+        let attempt = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
+        let prefix = format!("try{attempt}");
+        if let (false, Some([slurm, ..]), Some(nodes)) = (has_host, others, get("SLURM_STEP_NODELIST"))
+            && slurm == OTHERS[0][0]
+        {
+            let [job, step] = ["SLURM_JOB_ID", "SLURM_STEP_ID"].map(|name| optional(name, 0));
+            // Of its own for each step, so that steps on one node do not meet each other.
+            let port = if get(port).is_some() { number(port)? } else { 20_000 + (job? * 31 + step?) % 10_000 };
+            let meeting = Meeting { host: first_node(&nodes), port: port as u16, served: false, prefix };
+            return Ok(Self { rank: place, world: size, local_rank: local, local_world: here, meeting: Some(meeting) });
+        }
         let address = get(host).ok_or_else(|| {
             Problem::new(format!("`{host}` is not set, and {} must meet somewhere", counted(size, "rank")))
                 .help(format!("set `{host}` and `{port}` to an address of rank 0 and a free port there"))
         })?;
         let port = u16::try_from(number(port)?)
             .map_err(|_| Problem::new(format!("the environment has a `{port}` above 65535")))?;
-        let is = |name: &str, value: &str| get(name).is_some_and(|text| text.eq_ignore_ascii_case(value));
-        let attempt = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
-        let meeting = Meeting {
-            host: address,
-            port,
-            served: is("TORCHELASTIC_USE_AGENT_STORE", "true"),
-            prefix: format!("try{attempt}"),
-        };
+        let meeting = Meeting { host: address, port, served: is("TORCHELASTIC_USE_AGENT_STORE", "true"), prefix };
         Ok(Self { rank: place, world: size, local_rank: local, local_world: here, meeting: Some(meeting) })
     }
 
@@ -102,6 +112,13 @@ impl Launch {
     pub fn title(&self) -> String {
         format!("rank {} of {}", self.rank, self.world)
     }
+}
+
+/// `node07` of Slurm's `node[07-09,12],other`.
+fn first_node(nodes: &str) -> String {
+    let (name, rest) = nodes.split_at(nodes.find(['[', ',']).unwrap_or(nodes.len()));
+    let number = rest.strip_prefix('[').map_or("", |rest| rest.split([',', '-', ']']).next().unwrap_or(""));
+    format!("{name}{number}")
 }
 
 #[cfg(test)]
@@ -132,11 +149,29 @@ mod tests {
     }
 
     #[test]
-    fn srun_is_understood_if_it_names_a_meeting_point() {
+    fn srun_is_understood_and_meets_on_its_first_node() {
         let slurm = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_LOCALID", "0")];
-        assert_eq!(read(&slurm).unwrap(), Launch::alone());
+        assert_eq!(read(&slurm).unwrap(), Launch::alone(), "a job script");
         let launch = read(&[&slurm[..], &[("MASTER_ADDR", "a"), ("MASTER_PORT", "1")]].concat()).unwrap();
         assert_eq!((launch.rank, launch.world, launch.local_rank, launch.local_world), (1, 2, 0, 1));
+        let step = [("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_NODELIST", "node[07-09,12],b"), ("SLURM_JOB_ID", "3")];
+        let launch = read(&[&slurm[..], &step].concat()).unwrap();
+        let meeting = launch.meeting.unwrap();
+        assert_eq!((launch.rank, launch.world, meeting.host.as_str(), meeting.port), (1, 2, "node07", 20_093));
+        assert_eq!(["vm", "a,b", "n[1,3]", "gpu-[001]x"].map(first_node), ["vm", "a", "n1", "gpu-001"]);
+        let one = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_STEP_NUM_TASKS", "1")];
+        assert_eq!(read(&one).unwrap(), Launch::alone());
+    }
+
+    /// Else each would take itself for the only one, and all would write one result.
+    #[test]
+    fn ranks_of_mpirun_must_be_told_where_to_meet() {
+        let mpi = [("OMPI_COMM_WORLD_RANK", "1"), ("OMPI_COMM_WORLD_SIZE", "2"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")];
+        let problem = read(&mpi).unwrap_err();
+        assert!(problem.message.contains("`MASTER_ADDR` is not set, and 2 ranks must meet"), "{problem:?}");
+        let launch = read(&[&mpi[..], &[("MASTER_ADDR", "a"), ("MASTER_PORT", "1")]].concat()).unwrap();
+        assert_eq!((launch.rank, launch.world), (1, 2));
+        assert_eq!(read(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]).unwrap(), Launch::alone());
     }
 
     #[test]
