@@ -2,6 +2,7 @@
 
 mod architecture;
 mod clips;
+mod curve;
 mod errors;
 mod examples;
 mod keys;
