@@ -171,60 +171,69 @@ impl Group {
     }
 
     /// `stretches` has as wide a stretch for each member, one after the other; all but this member's own become theirs. Unlike
-    /// Gloo's all-gather, nothing is held twice.
+    /// with Gloo's all-gather, nothing is held twice.
     pub fn all_gather_in_place(&self, stretches: &Tensor) -> Result<Pending> {
         let own = self.stretch("all_gather", stretches, self.index())?;
-        self.begin(&own, [2, 0, kind_number(&own), own.numel() as i64, 0], |backend| {
-            if own.device().is_cuda() {
-                return Ok(vec![backend.all_gather(stretches, &own)?]);
-            }
-            let stretch = |member: usize| self.stretch("all_gather", stretches, member);
-            self.exchange(backend, |_| Ok(own.shallow_clone()), stretch)
+        if own.device().is_cuda() {
+            return self.start(&own, [2, 0, kind_number(&own), own.numel() as i64, 0], |backend| {
+                backend.all_gather(stretches, &own)
+            });
+        }
+        let stretch = |member: usize| Ok(vec![self.stretch("all_gather", stretches, member)?]);
+        self.all_gather_pieces(&(0..self.size()).map(stretch).collect::<Result<Vec<_>>>()?)
+    }
+
+    /// Each member has pieces, contiguous tensors in host memory, and all but this member's own become theirs.
+    pub fn all_gather_pieces(&self, pieces: &[Vec<Tensor>]) -> Result<Pending> {
+        self.must(pieces.len() == self.size(), "all_gather", || format!("pieces of {} members", pieces.len()))?;
+        let own = &pieces[self.index()];
+        let all = || pieces.iter().flatten();
+        let (kind, count) = (all().next().map_or(-1, kind_number), all().map(Tensor::numel).sum::<usize>());
+        self.begin(own.iter().map(bytes).sum(), [2, 0, kind, count as i64, 0], |backend| {
+            self.exchange(backend, |_| own.as_slice(), |member| pieces[member].as_slice())
         })
     }
 
-    /// Begins to add up all members' stretches for this one; `stretches` is of no use afterwards. Unlike in Gloo's reduce-scatter,
+    /// Begins to add up all members' stretches for this one; `stretches` is of no use afterwards. Unlike with Gloo's reduce-scatter,
     /// only what comes from the others is held beside it; it is added up in f32 in the order of the members that it came from.
     pub fn reduce_scatter_in_place(&self, stretches: &Tensor) -> Result<Scattered> {
-        let stretch = |member: usize| self.stretch("reduce_scatter", stretches, member);
-        let own = stretch(self.index())?;
-        let mut addends = Vec::new();
+        let there = (0..self.size()).map(|member| Ok([self.stretch("reduce_scatter", stretches, member)?]));
+        let there = there.collect::<Result<Vec<_>>>()?;
+        let [own] = &there[self.index()];
         let note = [3, 0, kind_number(stretches), stretches.numel() as i64, 0];
-        let pending = self.begin(stretches, note, |backend| {
-            if own.device().is_cuda() {
-                let sum = own.f_empty_like()?;
-                let work = backend.reduce_scatter(&sum, stretches)?;
-                addends.push(sum);
-                return Ok(vec![work]);
-            }
-            let works = self.exchange(backend, stretch, |_| {
-                addends.push(own.f_empty_like()?);
-                Ok(addends[addends.len() - 1].shallow_clone())
-            })?;
-            addends.push(own.shallow_clone());
-            Ok(works)
-        })?;
-        if self.backend.is_none() {
-            addends.push(own.f_to_dtype(Kind::Float, false, true)?);
+        if own.device().is_cuda() {
+            let sum = own.f_empty_like()?;
+            let pending = self.start(stretches, note, |backend| backend.reduce_scatter(&sum, stretches))?;
+            return Ok(Scattered { pending, addends: vec![sum] });
         }
+        let here = (0..self.size()).map(|_| Ok([own.f_empty_like()?])).collect::<Result<Vec<_>>>()?;
+        let pending = self.begin(bytes(stretches), note, |backend| {
+            self.exchange(backend, |member| &there[member], |member| &here[member])
+        })?;
+        let came = here.into_iter().enumerate().filter(|(member, _)| *member != self.index());
+        let mut addends: Vec<Tensor> = came.flat_map(|(_, came)| came).collect();
+        addends.push(if addends.is_empty() { own.f_to_dtype(own.kind(), false, true)? } else { own.shallow_clone() });
         Ok(Scattered { pending, addends })
     }
 
-    /// Every other member gets `there(member)`, and `here(member)` becomes what comes from it, in the order of the members.
-    fn exchange(
+    /// Every other member gets `there(member)`, and `here(member)` becomes what comes from it. What is empty, nobody sends.
+    fn exchange<'t>(
         &self,
         backend: &distributed::Group,
-        there: impl Fn(usize) -> Result<Tensor>,
-        mut here: impl FnMut(usize) -> Result<Tensor>,
+        there: impl Fn(usize) -> &'t [Tensor],
+        here: impl Fn(usize) -> &'t [Tensor],
     ) -> Result<Vec<Work>> {
         let (own, size) = (self.index(), self.size());
-        let mut works = Vec::with_capacity(2 * (size - 1));
-        for other in (0..size).filter(|other| *other != own) {
-            works.push(backend.receive(&here(other)?, other)?);
-        }
+        let mut works = Vec::new();
         // Not all to the same one first.
-        for other in (1..size).map(|by| (own + by) % size) {
-            works.push(backend.send(&there(other)?, other)?);
+        for by in 1..size {
+            let (from, to) = ((own + size - by) % size, (own + by) % size);
+            for tensor in here(from).iter().filter(|tensor| tensor.numel() > 0) {
+                works.push(backend.receive(tensor, from)?);
+            }
+            for tensor in there(to).iter().filter(|tensor| tensor.numel() > 0) {
+                works.push(backend.send(tensor, to)?);
+            }
         }
         Ok(works)
     }
@@ -330,12 +339,13 @@ impl Group {
         note: Note,
         call: impl FnOnce(&distributed::Group) -> torch::Result<Work>,
     ) -> Result<Pending> {
-        self.begin(input, note, |backend| Ok(vec![call(backend)?]))
+        self.begin(bytes(input), note, |backend| Ok(vec![call(backend)?]))
     }
 
+    /// `bytes`: of this member's input.
     fn begin(
         &self,
-        input: &Tensor,
+        bytes: usize,
         mut note: Note,
         call: impl FnOnce(&distributed::Group) -> Result<Vec<Work>>,
     ) -> Result<Pending> {
@@ -343,7 +353,7 @@ impl Group {
         let name = format!("{} {number}", CALLS[note[0] as usize]);
         let Some(backend) = &self.backend else { return Ok(self.pending(&name, Vec::new(), None)) };
         self.delays.pause();
-        self.trace.note(CALLS[note[0] as usize], self.size(), bytes(input));
+        self.trace.note(CALLS[note[0] as usize], self.size(), bytes);
         let backend = backend.lock().unwrap_or_else(PoisonError::into_inner);
         if self.checked.load(Ordering::Relaxed) {
             note[4] = number as i64;

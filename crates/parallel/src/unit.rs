@@ -19,6 +19,8 @@ pub(crate) struct Unit {
 struct Inner {
     group: Arc<Group>,
     bundles: Vec<Bundle>,
+    /// Whether parameters come right to where they belong: on the host.
+    direct: bool,
     /// Kind in which gradients are added up between ranks.
     reduce: Kind,
     place: Place,
@@ -32,9 +34,17 @@ struct Inner {
 #[derive(Debug)]
 enum Place {
     Away,
-    /// One gathered tensor for each bundle, and the collective that fills it.
-    Coming(Vec<(Tensor, Pending)>),
+    /// What comes of each bundle.
+    Coming(Vec<Coming>),
     Here,
+}
+
+/// Parameters on their way.
+#[derive(Debug)]
+struct Coming {
+    pending: Pending,
+    /// Where they come to, if not right where they belong: the ranks' stretches, end to end.
+    gathered: Option<Tensor>,
 }
 
 /// Parameters of one kind of number.
@@ -83,7 +93,8 @@ impl Unit {
             bundle.members.push(Member { whole, part, from: bundle.width, touched: false });
             bundle.width += width;
         }
-        let inner = Inner { group, bundles, reduce, place: Place::Away, reduced: false, reducing: Vec::new() };
+        let direct = bundles.iter().all(|bundle| bundle.device() == Device::Cpu);
+        let inner = Inner { group, bundles, direct, reduce, place: Place::Away, reduced: false, reducing: Vec::new() };
         Self { inner: Mutex::new(inner) }
     }
 
@@ -151,8 +162,10 @@ impl Unit {
 impl Inner {
     fn start(&mut self) -> Result<()> {
         if matches!(self.place, Place::Away) {
-            let group = &self.group;
-            let coming = self.bundles.iter().map(|bundle| bundle.gather(group)).collect::<Result<_>>()?;
+            let gather = |bundle: &Bundle| {
+                if self.direct { bundle.gather_pieces(&self.group) } else { bundle.gather_stretches(&self.group) }
+            };
+            let coming = self.bundles.iter().map(gather).collect::<Result<_>>()?;
             self.place = Place::Coming(coming);
         }
         Ok(())
@@ -161,9 +174,11 @@ impl Inner {
     fn need(&mut self) -> Result<()> {
         self.start()?;
         if let Place::Coming(coming) = std::mem::replace(&mut self.place, Place::Here) {
-            for (bundle, (gathered, pending)) in self.bundles.iter().zip(coming) {
+            for (bundle, Coming { pending, gathered }) in self.bundles.iter().zip(coming) {
                 pending.wait()?;
-                bundle.fill(&gathered, self.group.size())?;
+                if let Some(gathered) = gathered {
+                    bundle.fill(&gathered, self.group.size())?;
+                }
             }
         }
         Ok(())
@@ -171,15 +186,12 @@ impl Inner {
 
     fn release(&mut self) -> Result<()> {
         match std::mem::replace(&mut self.place, Place::Away) {
-            Place::Away => {}
-            Place::Coming(coming) => {
-                coming.into_iter().try_for_each(|(_, pending)| pending.wait())?;
-            }
-            Place::Here => {
-                for member in self.bundles.iter().flat_map(|bundle| &bundle.members) {
-                    torch::storage::free(&member.whole)?;
-                }
-            }
+            Place::Away => return Ok(()),
+            Place::Coming(coming) => coming.into_iter().try_for_each(|coming| coming.pending.wait())?,
+            Place::Here => {}
+        }
+        for member in self.bundles.iter().flat_map(|bundle| &bundle.members) {
+            torch::storage::free(&member.whole)?;
         }
         Ok(())
     }
@@ -222,17 +234,35 @@ impl Inner {
 }
 
 impl Bundle {
-    /// Starts to put the ranks' stretches end to end.
-    fn gather(&self, group: &Group) -> Result<(Tensor, Pending)> {
-        let (options, own) = ((self.kind, self.device()), group.index() * self.width);
-        let gathered = Tensor::f_empty([(self.width * group.size()) as i64], options)?;
+    /// Starts to gather the parameters, each rank's share of each right to its place.
+    fn gather_pieces(&self, group: &Group) -> Result<Coming> {
+        let mut pieces: Vec<Vec<Tensor>> = (0..group.size()).map(|_| Vec::new()).collect();
         for member in &self.members {
-            let place = gathered.f_narrow(0, (own + member.from) as i64, member.part.numel() as i64)?;
-            let part = tch::no_grad(|| torch::host::upload_beside(&member.part, self.device()))?;
-            tch::no_grad(|| place.shallow_clone().f_copy_(&part))?;
+            torch::storage::fill(&member.whole, |whole| -> Result<()> {
+                let whole = whole.f_view(-1)?;
+                for (pieces, (first, _, length)) in pieces.iter_mut().zip(member.shares(group.size(), self.width)) {
+                    pieces.push(whole.f_narrow(0, first, length)?);
+                }
+                Ok(())
+            })?;
         }
-        let pending = group.all_gather_in_place(&gathered)?;
-        Ok((gathered, pending))
+        for (piece, member) in pieces[group.index()].iter_mut().zip(&self.members) {
+            tch::no_grad(|| piece.f_copy_(&member.part))?;
+        }
+        Ok(Coming { pending: group.all_gather_pieces(&pieces)?, gathered: None })
+    }
+
+    /// Starts to gather the parameters in one call, the ranks' stretches end to end.
+    fn gather_stretches(&self, group: &Group) -> Result<Coming> {
+        let (own, device) = (group.index(), self.device());
+        let gathered = Tensor::f_empty([(self.width * group.size()) as i64], (self.kind, device))?;
+        for member in &self.members {
+            let from = (own * self.width + member.from) as i64;
+            let mut place = gathered.f_narrow(0, from, member.part.numel() as i64)?;
+            let part = tch::no_grad(|| torch::host::upload_beside(&member.part, device))?;
+            tch::no_grad(|| place.f_copy_(&part))?;
+        }
+        Ok(Coming { pending: group.all_gather_in_place(&gathered)?, gathered: Some(gathered) })
     }
 
     /// Puts gathered values into the whole parameters.
@@ -293,5 +323,54 @@ impl Member {
             let range = part.range(total);
             (range.start as i64, (part.index * stride + from) as i64, range.len() as i64)
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Both ways to gather, of which a GPU takes the second, and the gradients' way back, at sizes that no number of ranks divides.
+    #[test]
+    fn what_comes_is_the_whole_and_what_goes_is_the_sum() {
+        const SIZES: [&[i64]; 4] = [&[7, 3], &[1], &[2, 2, 5], &[31]];
+        for (ranks, direct) in [(1, true), (2, true), (2, false), (3, true), (3, false), (4, false)] {
+            comm::testing::ranks(ranks, Duration::from_mins(1), |world| {
+                let group = world.everyone().unwrap();
+                let own = Part { index: group.index(), count: ranks };
+                let named = |tensor: Tensor| Named { name: String::new(), tensor: tensor.set_requires_grad(true) };
+                let value =
+                    |size: &[i64]| Tensor::arange(size.iter().product::<i64>(), (Kind::Float, Device::Cpu)) + size[0];
+                let pair = |size: &&[i64]| {
+                    let range = own.range(value(size).numel());
+                    let part = value(size).narrow(0, range.start as i64, range.len() as i64).copy();
+                    let whole = Tensor::zeros(*size, (Kind::Float, Device::Cpu));
+                    torch::storage::free(&whole).unwrap();
+                    (named(whole), named(part))
+                };
+                let pairs: Vec<_> = SIZES.iter().map(pair).collect();
+                let unit = Unit::new(Arc::clone(&group), &pairs, Kind::Float);
+                unit.lock().direct = direct;
+                for times in 1..=2 {
+                    unit.start().unwrap();
+                    unit.need().unwrap();
+                    for (size, (whole, _)) in SIZES.iter().zip(&pairs) {
+                        assert!(whole.tensor.reshape([-1]).equal(&value(size)), "{ranks} {direct}");
+                        let gradient = whole.tensor.detach().copy() * (group.index() + 1) as f64;
+                        torch::autograd::set_gradient(&whole.tensor, Some(&gradient)).unwrap();
+                    }
+                    unit.end_backward(true).unwrap();
+                    let sum = (1..=ranks).sum::<usize>() * times;
+                    for (size, (whole, part)) in SIZES.iter().zip(&pairs) {
+                        assert_eq!(torch::storage::bytes(&whole.tensor), 0);
+                        let range = own.range(value(size).numel());
+                        let expected = value(size).narrow(0, range.start as i64, range.len() as i64) * sum as f64;
+                        assert!(range.is_empty() || part.tensor.grad().equal(&expected), "{ranks} {direct}");
+                    }
+                }
+            });
+        }
     }
 }

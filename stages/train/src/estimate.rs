@@ -119,6 +119,7 @@ fn needed(
         full,
         parts,
         away: away && cuda,
+        by_stretches: cuda,
         weight: storage.elt_size_in_bytes() as u64,
         seen: seen.elt_size_in_bytes() as u64,
         // Tokens are dealt out.
@@ -203,6 +204,8 @@ struct Step<'a> {
     parts: usize,
     /// Whether weights, gradients and state are elsewhere than what counts.
     away: bool,
+    /// Whether a block comes end to end before it comes to its place.
+    by_stretches: bool,
     /// Bytes of a weight that is held, and as layers see it.
     weight: u64,
     seen: u64,
@@ -244,13 +247,14 @@ impl Step<'_> {
 
         // Forward.
         memory.take(whole(root));
-        memory.see(coming(root));
+        let beside = |holding: &Holding| if self.by_stretches { coming(holding) } else { 0 };
+        memory.see(beside(root));
         memory.see(probe.embed.forward);
         let between: u64 = (0..blocks.len()).map(stays).sum();
         memory.take(flights * probe.embed.kept + (flights - 1) * between);
         for (at, block) in blocks.iter().enumerate() {
             let here = whole(block);
-            memory.see(here + coming(block));
+            memory.see(here + beside(block));
             memory.see(here + ahead(at) + own(taken[at].forward));
             memory.take(stays(at));
             if stays_here(at) {
