@@ -118,13 +118,10 @@ fn needed(
         sharded,
         full,
         parts,
-        away: away && cuda,
-        by_stretches: cuda,
+        cuda,
         weight: storage.elt_size_in_bytes() as u64,
         seen: seen.elt_size_in_bytes() as u64,
-        // Tokens are dealt out.
-        spread: (mesh.degree(Axis::Tp) * mesh.degree(Axis::Cp)) as u64,
-        copies: !sharded && mesh.world() > 1,
+        mesh,
         probe: &probe,
     };
     let of = |(at, holdings): (usize, &Vec<Holding>)| {
@@ -202,17 +199,11 @@ struct Step<'a> {
     /// Whether the weights are trained.
     full: bool,
     parts: usize,
-    /// Whether weights, gradients and state are elsewhere than what counts.
-    away: bool,
-    /// Whether a block comes end to end before it comes to its place.
-    by_stretches: bool,
+    cuda: bool,
     /// Bytes of a weight that is held, and as layers see it.
     weight: u64,
     seen: u64,
-    /// Ranks that have a sample's tokens between them.
-    spread: u64,
-    /// Whether gradients are added up between whole copies.
-    copies: bool,
+    mesh: &'a Mesh,
     probe: &'a Probe,
 }
 
@@ -241,13 +232,13 @@ impl Step<'_> {
         let ahead = |at: usize| blocks[at + 1..].iter().take(options.forward_ahead).map(coming).sum::<u64>();
         let behind = |at: usize| blocks[..at].iter().rev().take(options.backward_ahead).map(coming).sum::<u64>();
         let stays_here = |at: usize| !options.reshard.unwrap_or(at + 1 < blocks.len());
-        let own = |bytes: u64| bytes / self.spread;
+        let own = |bytes: u64| bytes / self.spread();
         let recomputed = |at: usize| self.config.distributed.recompute.covers(blocks[at].place);
         let stays = |at: usize| own(if recomputed(at) { taken[at].outputs } else { taken[at].kept });
 
         // Forward.
         memory.take(whole(root));
-        let beside = |holding: &Holding| if self.by_stretches { coming(holding) } else { 0 };
+        let beside = |holding: &Holding| if self.cuda { coming(holding) } else { 0 };
         memory.see(beside(root));
         memory.see(probe.embed.forward);
         let between: u64 = (0..blocks.len()).map(stays).sum();
@@ -301,8 +292,21 @@ impl Step<'_> {
         // The step: narrow state is widened for some elements at a time.
         let narrow = self.kept != Kept { seed: self.kept.seed, ..Kept::default() };
         memory.now = resting + all;
-        memory.see(if narrow { WIDENING } else { 0 } + if self.copies { all.min(BUCKET) } else { 0 });
+        memory.see(
+            if narrow { WIDENING } else { 0 }
+                + if !self.sharded && self.mesh.world() > 1 { all.min(BUCKET) } else { 0 },
+        );
         memory.most
+    }
+
+    /// Whether weights, gradients and state are elsewhere than what counts.
+    fn away(&self) -> bool {
+        self.cuda && self.config.distributed.cpu_offload
+    }
+
+    /// Ranks that have a sample's tokens between them.
+    fn spread(&self) -> u64 {
+        (self.mesh.degree(Axis::Tp) * self.mesh.degree(Axis::Cp)) as u64
     }
 
     /// Elements of a gathered block, filled up.
@@ -324,7 +328,7 @@ impl Step<'_> {
     fn backward(&self, block: &Taken, holding: &Holding, again: bool) -> u64 {
         let trained = if self.full { self.seen * holding.whole as u64 } else { 4 * holding.adapter as u64 };
         let largest = holding.shapes.iter().map(|shape| elements(shape)).max().unwrap_or(0) as u64;
-        let beside = block.backward.saturating_sub(trained) / self.spread;
+        let beside = block.backward.saturating_sub(trained) / self.spread();
         let there = if again && !self.sharded { trained.min(self.seen * largest) } else { trained };
         // At its most, what it began with may have gone.
         (beside + there).min(block.backward)
@@ -338,7 +342,7 @@ impl Step<'_> {
             (ema + self.kept.exp_avg.bytes(held, of) + self.kept.exp_avg_sq.bytes(held, of)) as u64
         };
         let adapter = 4 * holding.adapter as u64 + trained(holding.adapter, 0);
-        if self.away {
+        if self.away() {
             return if self.full { 0 } else { adapter };
         }
         let weights = self.weight * holding.held as u64;
@@ -351,7 +355,7 @@ impl Step<'_> {
 
     /// Gradients once a backward is over, f32.
     fn gradients(&self, holding: &Holding) -> u64 {
-        match (self.full, self.away) {
+        match (self.full, self.away()) {
             (false, _) => 4 * holding.adapter as u64,
             (true, true) => 0,
             (true, false) => 4 * holding.held as u64,

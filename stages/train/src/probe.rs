@@ -235,9 +235,11 @@ fn part(forward: Vec<i64>, outputs: &[&Tensor]) -> Result<Part, Failure> {
     let roots: Vec<Tensor> = outputs.iter().filter(|x| x.requires_grad()).map(|x| x.shallow_clone()).collect();
     // They come from the part after, which has gone by then.
     let seeds: Vec<Tensor> = roots.iter().map(Tensor::ones_like).collect();
-    let (done, backward) = torch::memory::recorded(|| match roots.is_empty() {
-        true => Ok(()),
-        false => torch::autograd::backward(&roots, &seeds, false).map_err(Failure::from_diagnostic),
+    let (done, backward) = torch::memory::recorded(|| {
+        if roots.is_empty() {
+            return Ok(());
+        }
+        torch::autograd::backward(&roots, &seeds, false).map_err(Failure::from_diagnostic)
     });
     done?;
     Ok(Part { forward, backward, outputs: bytes(outputs.iter().copied()), seeds: bytes(&seeds), also: 0 })
