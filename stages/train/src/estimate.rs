@@ -195,10 +195,13 @@ struct Step<'a> {
     kept: Kept,
     /// Denoisers that it trains.
     experts: u64,
+    /// Whether weights are held in parts.
     sharded: bool,
     /// Whether the weights are trained.
     full: bool,
+    /// Ranks that have a weight between them.
     parts: usize,
+    /// Whether it runs on a GPU.
     cuda: bool,
     /// Bytes of a weight that is held, and as layers see it.
     weight: u64,
@@ -292,10 +295,8 @@ impl Step<'_> {
         // The step: narrow state is widened for some elements at a time.
         let narrow = self.kept != Kept { seed: self.kept.seed, ..Kept::default() };
         memory.now = resting + all;
-        memory.see(
-            if narrow { WIDENING } else { 0 }
-                + if !self.sharded && self.mesh.world() > 1 { all.min(BUCKET) } else { 0 },
-        );
+        let copies = !self.sharded && self.mesh.world() > 1;
+        memory.see(if narrow { WIDENING } else { 0 } + if copies { all.min(BUCKET) } else { 0 });
         memory.most
     }
 
