@@ -1,10 +1,15 @@
 # Two commands: `make tarot` shows the whole job on this machine, `make test` passes the tests.
 SHELL := bash
+.NOTPARALLEL:
 .PHONY: tarot test lint build deps packages
 
-tarot: build                  ## draw a small deck, encode, bucket, train and generate; no network model, no GPU
-	@target/debug/draw-deck --scenes 78 runs/deck-with-scenes
+DECK := runs/deck-with-scenes
+
+tarot: build $(DECK)/metadata.jsonl   ## draw a small deck, encode, bucket, train and generate; no network model, no GPU
 	target/debug/pipeline run recipes/tarot-mini.toml
+
+$(DECK)/metadata.jsonl: target/debug/draw-deck
+	@target/debug/draw-deck --scenes 78 $(DECK)
 
 test: build                   ## every test, on the real programs
 	cargo test --workspace
