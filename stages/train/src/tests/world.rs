@@ -128,10 +128,13 @@ impl World {
         let all = format!("{}/.", fixture.display());
         let copied = std::process::Command::new("cp").arg("-rL").arg(all).arg(made.path()).status();
         assert!(copied.unwrap().success());
-        let path = made.path().join("transformer/config.json");
-        let mut config: Value = serde_json::from_slice(&fs_err::read(&path).unwrap()).unwrap();
-        config["num_layers"] = json!(layers);
-        fs_err::write(&path, config.to_string()).unwrap();
+        for part in ["transformer", "transformer_2"] {
+            let path = made.path().join(part).join("config.json");
+            let Ok(config) = fs_err::read(&path) else { continue };
+            let mut config: Value = serde_json::from_slice(&config).unwrap();
+            config["num_layers"] = json!(layers);
+            fs_err::write(&path, config.to_string()).unwrap();
+        }
         let folder = ModelFolder::open(made.path()).unwrap();
         let frames = family_of(&folder).unwrap().clips(&folder).unwrap().map_or(1, |clips| 1 + clips.stride);
         let buckets: Vec<_> = buckets.iter().map(|(bucket, count)| (Bucket { frames, ..*bucket }, *count)).collect();
