@@ -137,7 +137,10 @@ fn needed(
     } else {
         // What the host itself holds beside the step: batches under way, texts, and a little that the pool keeps.
         let tensors = tensors + probe.batch * (1 + AHEAD as u64) + dataset.text_bytes()?;
-        probe.base + tensors + tensors / 32
+        let buckets = dataset.items().iter().map(|item| item.bucket).collect::<BTreeSet<_>>().len();
+        // Each has full batches, and a last one.
+        let more = (2 * buckets).clamp(1, MANY_SHAPES) - 1;
+        probe.base + probe.shape * more as u64 + tensors + tensors / 32
     }))
 }
 
@@ -368,6 +371,8 @@ fn elements(shape: &[i64]) -> usize {
     shape.iter().product::<i64>() as usize
 }
 
+/// Shapes for which kernels keep what they need; they forget the oldest ones.
+const MANY_SHAPES: usize = 16;
 /// What a million elements of narrow state take while they are wide: two moments, places, random bits, levels.
 const WIDENING: u64 = 48 << 20;
 /// Gradients in one tensor on their way between copies.

@@ -32,6 +32,8 @@ pub(crate) struct Taken {
 pub(crate) struct Probe {
     /// Resident memory of the process without tensors, once everything has run.
     pub(crate) base: u64,
+    /// More of it for every further shape of a batch: what kernels keep for it.
+    pub(crate) shape: u64,
     /// Noise, latents and conditions of a batch.
     pub(crate) batch: u64,
     pub(crate) embed: Taken,
@@ -71,8 +73,7 @@ impl Subject<'_> {
     }
 }
 
-/// The probe of `subject`, from `memo` if it was made before. `None` where its passes cannot be compared, or the system does not
-/// tell what memory is in use.
+/// The probe of `subject`, from `memo` if it was made before. `None` where the system does not tell what memory is in use.
 pub(crate) fn probe(subject: &Subject<'_>, memo: Option<&Memo>) -> Result<Option<Probe>, Failure> {
     let known = memo.zip(subject.question());
     if let Some(found) = known.as_ref().and_then(|(memo, question)| memo.recall("memory", question)) {
@@ -103,15 +104,22 @@ fn measure(subject: &Subject<'_>) -> Result<Option<Probe>, Failure> {
     let pixels = pass(subject, &wider, tokens)?;
     let text = pass(subject, &latent, 2 * tokens)?;
     nn::attention::choose_as_for(None);
+    torch::memory::trim();
+    let after = torch::memory::resident();
     let places = |latent: &[i64]| latent.iter().product::<i64>() as f64;
     // What a sample takes beside its tokens is little.
     let times = |whole: f64, few: f64| subject.batch as f64 * whole / few - 1.0;
     let more = [times(places(&subject.latent), places(&latent)), times(subject.tokens as f64, tokens.max(1) as f64)];
-    let Some((parts, base)) = grown(&few, &[pixels, text], more).zip(base) else { return Ok(None) };
+    let Some((base, after)) = base.zip(after) else { return Ok(None) };
+    // Two shapes more than the first.
+    let shape = after.saturating_sub(base) / 2;
+    let others = pixels.iter().zip(&text);
+    let parts: Vec<Part> =
+        few.iter().zip(others).map(|(few, (pixels, text))| few.grown([pixels, text], more)).collect();
     let mut taken = parts.iter().map(Part::taken);
     let (embed, batch) = (taken.next().unwrap_or_default(), parts.first().map_or(0, |part| part.also));
     let head = taken.next_back().unwrap_or_default();
-    Ok(Some(Probe { base, batch: batch as u64, embed, blocks: taken.collect(), head }))
+    Ok(Some(Probe { base, shape, batch: batch as u64, embed, blocks: taken.collect(), head }))
 }
 
 /// A latent of the same kind with few places.
@@ -143,16 +151,6 @@ struct Part {
 
 impl Part {
     fn taken(&self) -> Taken {
-        let most = |events: &[i64]| {
-            events
-                .iter()
-                .scan(0, |sum, event| {
-                    *sum += event;
-                    Some(*sum)
-                })
-                .max()
-                .unwrap_or(0)
-        };
         let bytes = |count: i64| u64::try_from(count).unwrap_or(0);
         Taken {
             kept: bytes(self.forward.iter().sum()),
@@ -163,27 +161,38 @@ impl Part {
     }
 
     /// This part with so many more of what `others` have once more.
-    fn grown(&self, others: [&Self; 2], more: [f64; 2]) -> Option<Self> {
-        let number = |of: &dyn Fn(&Self) -> i64| {
-            let by = others.iter().zip(more).map(|(other, more)| (of(other) - of(self)) as f64 * more);
-            of(self) + by.sum::<f64>() as i64
+    fn grown(&self, others: [&Self; 2], more: [f64; 2]) -> Self {
+        let number = |own: i64, others: [i64; 2]| {
+            let by = others.into_iter().zip(more).map(|(other, more)| (other - own) as f64 * more);
+            own + by.sum::<f64>() as i64
         };
-        let list = |of: fn(&Self) -> &[i64]| {
-            let comparable = others.iter().all(|other| of(other).len() == of(self).len());
-            comparable.then(|| (0..of(self).len()).map(|at| number(&|part: &Self| of(part)[at])).collect())
+        let list = |of: fn(&Self) -> &[i64]| -> Vec<i64> {
+            let mut lists = [of(self), of(others[0]), of(others[1])].map(<[i64]>::to_vec);
+            // Of a few numbers a kernel may make other pieces: then the highest point and the end are what can be compared.
+            if lists.iter().any(|list| list.len() != lists[0].len()) {
+                lists = lists.map(|list| vec![most(&list), list.iter().sum::<i64>() - most(&list)]);
+            }
+            let [own, a, b] = lists;
+            own.into_iter().zip(a.into_iter().zip(b)).map(|(own, (a, b))| number(own, [a, b])).collect()
         };
-        Some(Self {
-            forward: list(|part| &part.forward)?,
-            backward: list(|part| &part.backward)?,
-            outputs: number(&|part| part.outputs),
-            seeds: number(&|part| part.seeds),
-            also: number(&|part| part.also),
-        })
+        let one = |of: fn(&Self) -> i64| number(of(self), others.map(of));
+        Self {
+            forward: list(|part| &part.forward),
+            backward: list(|part| &part.backward),
+            outputs: one(|part| part.outputs),
+            seeds: one(|part| part.seeds),
+            also: one(|part| part.also),
+        }
     }
 }
 
-fn grown(few: &[Part], [pixels, text]: &[Vec<Part>; 2], more: [f64; 2]) -> Option<Vec<Part>> {
-    few.iter().zip(pixels.iter().zip(text)).map(|(few, (pixels, text))| few.grown([pixels, text], more)).collect()
+/// The highest point on the way.
+fn most(events: &[i64]) -> i64 {
+    let sums = events.iter().scan(0, |sum, event| {
+        *sum += event;
+        Some(*sum)
+    });
+    sums.max().unwrap_or(0).max(0)
 }
 
 /// `embed`, a block of each kind, `head`.
