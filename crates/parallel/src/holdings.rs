@@ -7,6 +7,7 @@ use spec::mesh::Axis;
 use crate::error::Result;
 use crate::fsdp::Model;
 use crate::outline::Outline;
+use crate::spread::FSDP;
 
 /// Parameters that come, go and get their gradients together: a block's, or those of no block.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -63,16 +64,16 @@ pub fn holdings(
         return Ok(vec![all]);
     }
     let outline = Outline::of(model.as_ref(), parameters)?;
-    let runs = outline.stages(stages * chunks)?;
     let of = |stage: usize| {
-        let kept: Vec<_> = runs.iter().skip(stage).step_by(stages).map(|run| outline.paths(run.clone())).collect();
+        let runs = outline.runs(stage, stages, chunks)?;
+        let kept: Vec<_> = runs.into_iter().map(|run| outline.paths(run)).collect();
         let here = |path: &String| kept.iter().any(|run| run.contains(path));
-        all.iter().filter(|holding| holding.path.as_ref().is_none_or(here)).cloned().collect()
+        Ok(all.iter().filter(|holding| holding.path.as_ref().is_none_or(here)).cloned().collect())
     };
-    Ok((0..stages).map(of).collect())
+    (0..stages).map(of).collect()
 }
 
 /// Into how many parts a mesh splits each parameter.
 pub fn parts(mesh: &Mesh) -> usize {
-    mesh.degree(Axis::DpShard) * mesh.degree(Axis::Cp)
+    FSDP.into_iter().map(|axis| mesh.degree(axis)).product()
 }

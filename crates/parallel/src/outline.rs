@@ -56,6 +56,11 @@ impl Outline {
         })
     }
 
+    /// The `count` runs of blocks that stage `place` of `stages` has.
+    pub(crate) fn runs(&self, place: usize, stages: usize, count: usize) -> Result<Vec<Range<usize>>> {
+        Ok(self.stages(stages * count)?.into_iter().skip(place).step_by(stages).collect())
+    }
+
     /// The paths of some blocks of the chain.
     pub(crate) fn paths(&self, blocks: Range<usize>) -> BTreeSet<String> {
         self.blocks[blocks].iter().filter_map(|(path, _)| path.clone()).collect()

@@ -132,8 +132,7 @@ fn chunks(team: &Team, outline: &Outline, count: usize) -> Result<Option<Vec<Ran
     if stages == 1 {
         return Ok(None);
     }
-    let runs = outline.stages(stages * count)?;
-    Ok(Some(runs.into_iter().skip(place).step_by(stages).collect()))
+    outline.runs(place, stages, count).map(Some)
 }
 
 /// The same runs without what is between them.
@@ -147,7 +146,7 @@ fn end_to_end(runs: &[Range<usize>]) -> Vec<Range<usize>> {
 }
 
 /// Axes along which parameters are split by runs of elements: ranks with other samples, or other tokens of them.
-const FSDP: [Axis; 2] = [Axis::DpShard, Axis::Cp];
+pub(crate) const FSDP: [Axis; 2] = [Axis::DpShard, Axis::Cp];
 
 /// Which part of each parameter is this rank's, if parameters are split.
 fn part(team: &Team) -> Result<Option<Part>> {

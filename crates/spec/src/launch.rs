@@ -86,25 +86,27 @@ impl Launch {
         if size == 1 {
             return Ok(Self::alone());
         }
-        let is = |name: &str, value: &str| get(name).is_some_and(|text| text.eq_ignore_ascii_case(value));
-        let attempt = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
-        let prefix = format!("try{attempt}");
-        if let (false, Some([slurm, ..]), Some(nodes)) = (has_host, others, get("SLURM_STEP_NODELIST"))
-            && slurm == OTHERS[0][0]
-        {
-            let [job, step] = ["SLURM_JOB_ID", "SLURM_STEP_ID"].map(|name| optional(name, 0));
-            // Of its own for each step, so that steps on one node do not meet each other.
-            let port = if get(port).is_some() { number(port)? } else { 20_000 + (job? * 31 + step?) % 10_000 };
-            let meeting = Meeting { host: first_node(&nodes), port: port as u16, served: false, prefix };
-            return Ok(Self { rank: place, world: size, local_rank: local, local_world: here, meeting: Some(meeting) });
-        }
-        let address = get(host).ok_or_else(|| {
+        // A step of Slurm's needs no meeting point of the user's; on one node, steps do not meet each other.
+        let step = get("SLURM_STEP_NODELIST").filter(|_| others == Some(OTHERS[0]) && !has_host);
+        let address = get(host).or_else(|| step.as_deref().map(first_node)).ok_or_else(|| {
             Problem::new(format!("`{host}` is not set, and {} must meet somewhere", counted(size, "rank")))
                 .help(format!("set `{host}` and `{port}` to an address of rank 0 and a free port there"))
         })?;
-        let port = u16::try_from(number(port)?)
-            .map_err(|_| Problem::new(format!("the environment has a `{port}` above 65535")))?;
-        let meeting = Meeting { host: address, port, served: is("TORCHELASTIC_USE_AGENT_STORE", "true"), prefix };
+        let chosen = if step.is_some() && get(port).is_none() {
+            20_000 + (optional("SLURM_JOB_ID", 0)? * 31 + optional("SLURM_STEP_ID", 0)?) % 10_000
+        } else {
+            number(port)?
+        };
+        let port =
+            u16::try_from(chosen).map_err(|_| Problem::new(format!("the environment has a `{port}` above 65535")))?;
+        let is = |name: &str, value: &str| get(name).is_some_and(|text| text.eq_ignore_ascii_case(value));
+        let attempt = get("TORCHELASTIC_RESTART_COUNT").unwrap_or_default();
+        let meeting = Meeting {
+            host: address,
+            port,
+            served: is("TORCHELASTIC_USE_AGENT_STORE", "true"),
+            prefix: format!("try{attempt}"),
+        };
         Ok(Self { rank: place, world: size, local_rank: local, local_world: here, meeting: Some(meeting) })
     }
 

@@ -1,6 +1,6 @@
-//! What activations take: one block of each kind, all weights zero, goes forward and back on this machine with few tokens of one sample, and the
-//! pool of host tensors writes down what comes and goes. Everything that comes grows by so much for each token of the picture and
-//! of the text, so three small passes tell what any number of them takes.
+//! What activations take: one block of each kind, all weights zero, goes forward and back on this machine with few tokens of one
+//! sample, and the pool of host tensors writes down what comes and goes. Everything that comes grows by so much for each token of
+//! the picture and of the text, so three small passes tell what any number of them takes.
 
 use std::collections::BTreeSet;
 
@@ -30,7 +30,7 @@ pub(crate) struct Taken {
 /// What was found.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Probe {
-    /// Resident memory of the process without tensors, once everything has run.
+    /// Resident memory of the process without tensors, once a pass has run.
     pub(crate) base: u64,
     /// More of it for every further shape of a batch: what kernels keep for it.
     pub(crate) shape: u64,

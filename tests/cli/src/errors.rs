@@ -1,7 +1,7 @@
 //! A user's mistakes: each gets its place, the rule and what to do, a documented exit code, and no partial artifact.
 
 use crate::project::{recipe, small, tiny_flux};
-use crate::support::Sandbox;
+use crate::support::{Sandbox, copy_folder};
 
 /// Runs the small recipe after `edit` changed its text.
 fn with_recipe(sandbox: &Sandbox, edit: impl Fn(String) -> String) {
@@ -151,17 +151,4 @@ fn sql_mistakes_name_what_there_is() {
 #[test]
 fn an_unknown_command_is_a_usage_error() {
     small().pipeline(&["rnu", "small.toml"]).expect(2).says(&["rnu", "did you mean `run`?"]);
-}
-
-fn copy_folder(from: &std::path::Path, to: &std::path::Path) {
-    fs_err::create_dir_all(to).expect("a folder");
-    for entry in fs_err::read_dir(from).expect("a folder") {
-        let entry = entry.expect("an entry");
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy_folder(&entry.path(), &target);
-        } else {
-            fs_err::copy(entry.path(), target).expect("a copy");
-        }
-    }
 }

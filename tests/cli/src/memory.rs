@@ -1,12 +1,10 @@
 //! Memory of training, from outside: `plan` tells what a rank will need, and a model that one process has no room for trains on
 //! four.
 
-use std::path::Path;
-
 use serde_json::Value;
 
 use crate::project::{draw_pictures, recipe, tiny_flux};
-use crate::support::{Finished, Sandbox};
+use crate::support::{Finished, Sandbox, copy_folder};
 
 /// What a process may have of memory: less than weights and optimizer state of a FLUX with 16 single blocks take, 984 MB.
 const LIMIT_MIB: u64 = 800;
@@ -16,7 +14,7 @@ const LIMIT_MIB: u64 = 800;
 fn larger(singles: u64, ways: &[(&str, &str)]) -> Sandbox {
     let sandbox = Sandbox::new();
     draw_pictures(&sandbox.path("pictures"), 12);
-    copy(&tiny_flux(), &sandbox.path("larger"));
+    copy_folder(&tiny_flux(), &sandbox.path("larger"));
     let path = sandbox.path("larger/transformer/config.json");
     let mut config: Value = serde_json::from_slice(&fs_err::read(&path).expect("a file")).expect("JSON");
     config["num_attention_heads"] = 64.into();
@@ -34,19 +32,6 @@ fn larger(singles: u64, ways: &[(&str, &str)]) -> Sandbox {
         sandbox.write(&format!("{name}.toml"), &own);
     }
     sandbox
-}
-
-fn copy(from: &Path, to: &Path) {
-    fs_err::create_dir_all(to).expect("a folder");
-    for entry in fs_err::read_dir(from).expect("a folder") {
-        let entry = entry.expect("an entry");
-        let target = to.join(entry.file_name());
-        if entry.path().is_dir() {
-            copy(&entry.path(), &target);
-        } else {
-            fs_err::copy(entry.path(), target).expect("a copy");
-        }
-    }
 }
 
 /// Resident memory of the rank that had the most, by `plan` before the run and as it came.
@@ -90,7 +75,7 @@ fn plan_tells_a_ranks_peak_memory_within_a_tenth() {
     let full = check("full", "1");
     let trained = fs_err::read_dir(sandbox.path("runs/full/train")).expect("a folder").flatten();
     let checkpoint = trained.map(|entry| entry.path()).find(|path| path.join("transformer").is_dir());
-    copy(&checkpoint.expect("a checkpoint"), &sandbox.path("trained"));
+    copy_folder(&checkpoint.expect("a checkpoint"), &sandbox.path("trained"));
     // What saves memory does.
     for (name, ranks) in [("again", "1"), ("parts", "2"), ("channels", "2"), ("stages", "2"), ("adapter", "1")] {
         let measured = check(name, ranks);

@@ -11,7 +11,7 @@ use store::Digest;
 use tables::{LatentInfo, TableReader};
 
 use crate::project::{recipe, small, tiny_flux};
-use crate::support::{Sandbox, kill_tree, signal_tree};
+use crate::support::{Sandbox, copy_folder, kill_tree, signal_tree};
 
 const ENCODE: &[&str] = &["run", "small.toml", "--until", "encode"];
 
@@ -35,19 +35,6 @@ fn edit(path: &Path, at_end: usize) {
     fs_err::write(path, bytes).expect("a written file");
     let file = fs_err::File::options().write(true).open(path).expect("a file");
     file.file().set_modified(time).expect("a time");
-}
-
-fn copy_folder(from: &Path, to: &Path) {
-    fs_err::create_dir_all(to).expect("a folder");
-    for entry in fs_err::read_dir(from).expect("a folder") {
-        let path = entry.expect("an entry").path();
-        let target = to.join(path.file_name().expect("a name"));
-        if path.is_dir() {
-            copy_folder(&path, &target);
-        } else {
-            fs_err::copy(&path, target).expect("a copy");
-        }
-    }
 }
 
 /// The weights of a component of a model folder.

@@ -16,6 +16,20 @@ pub(crate) fn program(name: &str) -> PathBuf {
     path
 }
 
+/// A folder with all that is in it, once more.
+pub(crate) fn copy_folder(from: &Path, to: &Path) {
+    fs_err::create_dir_all(to).expect("a folder");
+    for entry in fs_err::read_dir(from).expect("a folder") {
+        let entry = entry.expect("an entry");
+        let target = to.join(entry.file_name());
+        if entry.path().is_dir() {
+            copy_folder(&entry.path(), &target);
+        } else {
+            fs_err::copy(entry.path(), target).expect("a copy");
+        }
+    }
+}
+
 /// What a finished program left.
 #[derive(Debug)]
 pub(crate) struct Finished {
