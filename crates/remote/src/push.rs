@@ -60,7 +60,9 @@ impl Remote {
                 .buffer_unordered(PARALLEL)
                 .try_collect()
                 .await?;
-            let lacking: Vec<Going> = lacking.into_iter().flatten().collect();
+            let mut lacking: Vec<Going> = lacking.into_iter().flatten().collect();
+            // Small ones first: a push that is cut then leaves the fewest to do, whatever their digests are.
+            lacking.sort_by_key(|file| file.bytes);
             let sent = Pushed { files: lacking.len(), bytes: lacking.iter().map(|file| file.bytes).sum() };
             let done = AtomicU64::new(0);
             let meter = |bytes: u64| {

@@ -119,9 +119,9 @@ impl Forge {
         self.calls().iter().filter_map(|call| Some(call.strip_suffix(" run")?.to_owned())).collect()
     }
 
-    /// Waits until a file appears.
+    /// Waits, two minutes at most, until something is so.
     pub(crate) fn wait_for(&self, found: impl Fn() -> bool) {
-        for _ in 0..1000 {
+        for _ in 0..6000 {
             if found() {
                 return;
             }

@@ -178,7 +178,8 @@ fn a_push_that_is_cut_shows_nothing() {
         assert!(matches!(stopped, Error::Stopped { .. }), "{stopped}");
         assert_eq!(remote.manifest("demo", &made.manifest.key).unwrap(), None);
         let rest = remote.push(&world.theirs, &made, false, &quiet).unwrap();
-        assert!(rest.files < 7, "what was sent stays sent: {rest:?}");
+        // Two go at a time, small ones first: nine MB are counted when the sixth has begun, so four of seven are there.
+        assert!(rest.files <= 3, "what was sent stays sent: {rest:?}");
         pull(&remote, &world.ours, &made.manifest.key).unwrap();
     }
 }
