@@ -6,7 +6,7 @@ use serde::Serialize;
 use serde_json::Value;
 use store::{Cache, Digest, Entry, Material};
 
-use crate::workspace::Workspace;
+use crate::workspace::{Prepared, Workspace};
 
 /// At most this many changes are named in one sentence; the rest is counted.
 const NAMED: usize = 3;
@@ -54,7 +54,7 @@ pub(crate) fn sentence(changes: &[Change]) -> String {
 }
 
 /// All that differs between an earlier result of a stage and the one that is asked for.
-pub(crate) fn changes(workspace: &Workspace, stage: &str, old: &Material, new: &Material) -> Vec<Change> {
+pub(crate) fn changes(workspace: &Workspace, stage: &Prepared, old: &Material, new: &Material) -> Vec<Change> {
     let mut changes = Vec::new();
     if old.schema != new.schema {
         changes.push(Change::of(format!("the format of keys changed {} → {}", old.schema, new.schema)));
@@ -82,10 +82,7 @@ pub(crate) fn changes(workspace: &Workspace, stage: &str, old: &Material, new: &
     }
     let gone = old.sources.keys().filter(|name| !new.sources.contains_key(*name));
     changes.extend(gone.map(|name| Change::of(format!("source `{name}` is gone"))));
-    let from = |input: &str| {
-        let node = workspace.graph.node(stage);
-        node.and_then(|node| node.inputs.get(input)).cloned().unwrap_or_else(|| input.to_owned())
-    };
+    let from = |input: &str| stage.node.inputs.get(input).cloned().unwrap_or_else(|| input.to_owned());
     for (name, digest) in &new.inputs {
         if old.inputs.get(name) != Some(digest) {
             let from = from(name);
@@ -98,15 +95,25 @@ pub(crate) fn changes(workspace: &Workspace, stage: &str, old: &Material, new: &
     changes
 }
 
-/// Where a parameter was written. A stage may group its parameters in the key: `pictures.dtype` is `dtype` in the recipe.
-fn place(workspace: &Workspace, stage: &str, path: &str) -> Option<String> {
-    let mut path = path;
-    loop {
-        if let Some((file, line)) = workspace.recipe.written(&workspace.graph, stage, path) {
-            return Some(if file == "--set" { file } else { format!("{file}:{line}") });
-        }
-        path = path.split_once('.')?.1;
-    }
+/// Where a parameter was written: in the recipe, or in a file that it names. A stage may group its parameters in the key:
+/// `pictures.dtype` is `dtype` in the recipe.
+fn place(workspace: &Workspace, stage: &Prepared, path: &str) -> Option<String> {
+    let recipe = &workspace.recipe;
+    let in_recipe = |path: &str| {
+        let (file, line) = recipe.written(&workspace.graph, &stage.node.name, path)?;
+        Some(if file == "--set" { file } else { format!("{file}:{line}") })
+    };
+    let in_file = |path: &str| {
+        let (file, line) = stage.checked.written.iter().find_map(|(file, lines)| Some((file, lines.get(path)?)))?;
+        let shown = match (file.strip_prefix(&recipe.base_dir), recipe.path.parent()) {
+            (Ok(below), Some(folder)) => folder.join(below),
+            _ => file.clone(),
+        };
+        Some(format!("{}:{line}", shown.display()))
+    };
+    let mut around = std::iter::successors(Some(path), |path| Some(path.rsplit_once('.')?.0));
+    let mut ends = std::iter::successors(Some(path), |path| Some(path.split_once('.')?.1));
+    in_recipe(path).or_else(|| around.find_map(in_file)).or_else(|| ends.find_map(in_recipe))
 }
 
 fn parameters(path: &str, old: &Value, new: &Value, changed: &mut impl FnMut(&str, &Value, &Value)) {

@@ -73,7 +73,7 @@ pub(crate) fn judge(workspace: &Workspace, stage: &Prepared, made: &BTreeMap<Str
             Some(record) if record.key == material.key() => "the earlier artifact was removed".to_owned(),
             Some(record) => match cache.manifest(&stage.node.name, &record.key) {
                 Ok(Some(manifest)) => {
-                    changes = explain::changes(workspace, name, &manifest.material, &material);
+                    changes = explain::changes(workspace, stage, &manifest.material, &material);
                     explain::sentence(&changes)
                 }
                 Ok(None) | Err(_) => "no earlier artifact".to_owned(),

@@ -94,6 +94,9 @@ pub struct Checked {
     pub sources: Vec<Source>,
     /// Files whose *contents* went into `key` (a training recipe, a prompt file): a change makes this answer stale.
     pub consulted: Vec<PathBuf>,
+    /// Where values of `key` stand in those files: line (from 1) by `.`-separated path.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub written: BTreeMap<PathBuf, BTreeMap<String, usize>>,
     /// One line each: settings that are accepted but have no effect, and why.
     pub notes: Vec<String>,
     /// What is wrong; empty if the stage can run.

@@ -28,6 +28,7 @@ pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Pat
             return checked;
         }
     };
+    checked.written.extend(loaded.written());
     let Config { model, checkpoint, .. } = &loaded.config;
     let mesh = loaded.config.distributed.mesh(ranks);
     checked.key = serde_json::to_value(&loaded.config).unwrap_or_default();

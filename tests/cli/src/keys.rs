@@ -145,7 +145,7 @@ fn world() -> Sandbox {
     draw_pictures(&sandbox.path("same"), 12);
     draw_pictures(&sandbox.path("others"), 11);
     sandbox.write("more.txt", "a triangle\n");
-    sandbox.write("other.yaml", "seed: 11\n");
+    sandbox.write("other.yaml", "seed: 11\noptimizer:\n  weight_decay: 0.5\n");
     let copied = std::process::Command::new("cp").arg("-rL").arg(tiny_flux()).arg(sandbox.path("model")).status();
     assert!(copied.expect("cp").success());
     sandbox.pipeline(&["run", "small.toml"]).expect(0);
@@ -215,6 +215,11 @@ fn each_semantic_parameter_moves_exactly_what_depends_on_it_and_no_operational_o
     for set in ["threads=1", "train.threads=2", "encode.device=cpu", "train.ranks=2"] {
         assert_eq!(keys(&sandbox, &[set.to_owned()]), cached, "{set}");
     }
+    // What moved is told with its place, in the file that the recipe names, too.
+    let explain = |set: &str| sandbox.pipeline(&["explain", "small.toml", "train", "--set", set]);
+    let told = explain("train.config=other.yaml").expect(0);
+    told.says(&["`optimizer.weight_decay` changed 0.01 → 0.5 (other.yaml:3)"]);
+    explain("train.seed=8").expect(0).says(&["`seed` changed 7 → 8 (--set)"]);
 }
 
 #[test]

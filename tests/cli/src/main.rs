@@ -2,6 +2,7 @@
 
 mod architecture;
 mod clips;
+mod crash;
 mod curve;
 mod errors;
 mod examples;

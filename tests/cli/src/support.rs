@@ -144,12 +144,21 @@ pub(crate) fn kill_tree(pid: u32) {
 }
 
 /// A signal, by its name, to a process and its children.
-pub(crate) fn signal_tree(pid: u32, signal: &str) {
-    // A runner has a thread for each stage that it starts.
-    let threads = fs_err::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
-    let children: String =
-        threads.map(|thread| fs_err::read_to_string(thread.path().join("children")).unwrap_or_default()).collect();
-    for id in std::iter::once(pid.to_string()).chain(children.split_whitespace().map(str::to_owned)) {
-        finish(Command::new("kill").args(["-s", signal, &id]));
+pub(crate) fn signal_tree(pid: u32, name: &str) {
+    let below = children(pid);
+    for id in std::iter::once(pid.to_string()).chain(below) {
+        signal(&id, name);
     }
+}
+
+/// A signal, by its name, to a process, which may have ended.
+pub(crate) fn signal(pid: &str, name: &str) {
+    finish(Command::new("kill").args(["-s", name, pid]));
+}
+
+/// Processes that a process started: a runner has a thread for each stage that it starts.
+pub(crate) fn children(pid: u32) -> Vec<String> {
+    let threads = fs_err::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let lists = threads.map(|thread| fs_err::read_to_string(thread.path().join("children")).unwrap_or_default());
+    lists.flat_map(|list| list.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).collect()
 }

@@ -59,6 +59,7 @@ def check(request):
         path = os.path.join(request["base_dir"], p["notes_file"])
         answer["consulted"].append(path)
         answer["key"]["notes"] = open(path).read()
+        answer["written"] = {path: {"notes": 1}}
     print(json.dumps(answer))
 
 

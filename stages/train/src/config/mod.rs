@@ -20,7 +20,8 @@ mod step_scheduler;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use nn::optim::Kept;
 use serde::Serialize;
@@ -74,6 +75,11 @@ impl Loaded {
     /// Gives a mistake found later the place of the value at dotted `path`.
     pub(crate) fn place(&self, path: &str, problem: Problem) -> Problem {
         self.origin.place(path, problem)
+    }
+
+    /// The YAML file, if one was named, with the line of each of its keys.
+    pub(crate) fn written(&self) -> Option<(PathBuf, BTreeMap<String, usize>)> {
+        self.origin.written()
     }
 }
 

@@ -32,6 +32,11 @@ impl Origin {
         }
     }
 
+    /// The file, if one was named, with the line of each of its keys by dotted path.
+    pub(crate) fn written(&self) -> Option<(PathBuf, BTreeMap<String, usize>)> {
+        Some((self.file.clone()?, self.lines.clone()))
+    }
+
     /// Whether the value at `path` is the user's own, not one of our defaults.
     pub(crate) fn is_written(&self, path: &str) -> bool {
         self.file.is_some() || self.in_table(path)
