@@ -39,6 +39,11 @@ impl Delays {
         Self(ASKED.get().map(drawn))
     }
 
+    /// Whether there are any.
+    pub(crate) fn are_asked(&self) -> bool {
+        self.0.is_some()
+    }
+
     /// Waits for the time drawn for the next call.
     pub(crate) fn pause(&self) {
         let pause = self.0.as_ref().map(|drawn| drawn.lock().unwrap_or_else(PoisonError::into_inner).next());

@@ -13,6 +13,7 @@ use torch::distributed::{self, Reduction, Work};
 
 use crate::delay::Delays;
 use crate::error::{Error, Result};
+use crate::first_call::FirstCalls;
 use crate::trace::Trace;
 
 /// Who this rank is in a group.
@@ -44,6 +45,7 @@ pub struct Group {
     checked: AtomicBool,
     trace: Arc<Trace>,
     delays: Arc<Delays>,
+    first_calls: Option<FirstCalls>,
 }
 
 /// A collective under way; its tensors are settled after [`Pending::wait`].
@@ -108,9 +110,10 @@ impl Group {
         timeout: Duration,
         trace: Arc<Trace>,
         delays: Arc<Delays>,
+        first_calls: Option<FirstCalls>,
     ) -> Self {
-        let backend = backend.map(Mutex::new);
-        Self { member, backend, timeout, calls: AtomicU64::new(0), checked: AtomicBool::new(true), trace, delays }
+        let (backend, calls, checked) = (backend.map(Mutex::new), AtomicU64::new(0), AtomicBool::new(true));
+        Self { member, backend, timeout, calls, checked, trace, delays, first_calls }
     }
 
     /// Members.
@@ -201,7 +204,8 @@ impl Group {
         let there = there.collect::<Result<Vec<_>>>()?;
         let [own] = &there[self.index()];
         let note = [3, 0, kind_number(stretches), stretches.numel() as i64, 0];
-        if own.device().is_cuda() {
+        // A single rank has no backend that would write a sum.
+        if own.device().is_cuda() && self.backend.is_some() {
             let sum = own.f_empty_like()?;
             let pending = self.start(stretches, note, |backend| backend.reduce_scatter(&sum, stretches))?;
             return Ok(Scattered { pending, addends: vec![sum] });
@@ -286,6 +290,7 @@ impl Group {
             None
         };
         self.trace.note(CALLS[SEND], self.size(), bytes(tensor));
+        self.first_calls.as_ref().map_or(Ok(()), |first| first.before(self.index(), to, true)).map_err(lost)?;
         let work = backend.send(tensor, to).map_err(lost)?;
         Ok(self.pending(&name, vec![work], before))
     }
@@ -314,6 +319,7 @@ impl Group {
             }
         }
         self.trace.note(CALLS[RECEIVE], self.size(), bytes(tensor));
+        self.first_calls.as_ref().map_or(Ok(()), |first| first.before(self.index(), from, false)).map_err(lost)?;
         let work = backend.receive(tensor, from).map_err(lost)?;
         Ok(self.pending(&name, vec![work], None))
     }

@@ -5,6 +5,7 @@
 
 mod delay;
 mod error;
+mod first_call;
 mod group;
 pub mod testing;
 #[cfg(test)]

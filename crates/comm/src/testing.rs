@@ -17,7 +17,7 @@ pub fn ranks<T: Send>(count: usize, timeout: Duration, body: impl Fn(&World) -> 
 }
 
 /// As [`launches`], ranks that pause before half of their calls for a random time below `longest`: the same one for the same
-/// `seed`.
+/// `seed`. What one sends another waits for it the first time, as between GPUs.
 pub fn delayed<T: Send>(count: usize, seed: u64, longest: Duration, body: impl Fn(&Launch) -> T + Sync) -> Vec<T> {
     launches(count, |launch| delay::during(seed, longest, || body(launch)))
 }

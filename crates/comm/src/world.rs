@@ -11,6 +11,7 @@ use torch::distributed::{self, Store};
 
 use crate::delay::Delays;
 use crate::error::{Error, Result};
+use crate::first_call::FirstCalls;
 use crate::group::{Group, Member};
 use crate::trace::Trace;
 
@@ -116,6 +117,7 @@ impl World {
             reason: "this rank is not in it".to_owned(),
         })?;
         let member = Member { rank: self.rank(), world: self.size(), index, ranks: ranks.to_vec() };
+        let mut first_calls = None;
         let backend = match self.meeting.as_ref().filter(|_| ranks.len() > 1) {
             None => None,
             Some(Meeting { store, address, gpus, .. }) => {
@@ -124,13 +126,16 @@ impl World {
                     if *gpus {
                         group.add_nccl(&store.prefixed("nccl")?, index, ranks.len(), self.timeout)?;
                     }
+                    if self.delays.are_asked() {
+                        first_calls = Some(FirstCalls::new(store.prefixed("first calls")?, self.timeout));
+                    }
                     Ok(group)
                 });
                 Some(made.map_err(|error| member.lost("joining a group", &error))?)
             }
         };
-        let group =
-            Arc::new(Group::new(member, backend, self.timeout, Arc::clone(&self.trace), Arc::clone(&self.delays)));
+        let (trace, delays) = (Arc::clone(&self.trace), Arc::clone(&self.delays));
+        let group = Arc::new(Group::new(member, backend, self.timeout, trace, delays, first_calls));
         groups.insert(ranks.to_vec(), Arc::clone(&group));
         Ok(group)
     }

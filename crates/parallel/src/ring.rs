@@ -113,8 +113,15 @@ fn shift(ring: &Group, block: &Tensor) -> Result<Shift> {
     let (next, before) = ((ring.index() + 1) % ring.size(), (ring.index() + ring.size() - 1) % ring.size());
     let here = block.f_contiguous()?;
     let coming = here.f_empty_like()?;
-    let sent = ring.send(&here, next)?;
-    let received = ring.receive(&coming, before)?;
+    // The first call between two GPUs waits until the other makes its own: if all sent first, nobody would ever receive.
+    let (sent, received);
+    if ring.index() == 0 {
+        received = ring.receive(&coming, before)?;
+        sent = ring.send(&here, next)?;
+    } else {
+        sent = ring.send(&here, next)?;
+        received = ring.receive(&coming, before)?;
+    }
     Ok(Shift { sent, received, block: coming })
 }
 

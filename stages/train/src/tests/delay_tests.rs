@@ -1,4 +1,5 @@
-//! Numbers do not depend on who comes when: ranks that pause at random before they call each other train as ever.
+//! Numbers do not depend on who comes when: ranks that pause at random before they call each other, and wait for each other's first
+//! call as GPUs do, train as ever.
 
 use serde_json::json;
 
@@ -25,7 +26,9 @@ fn pauses_change_no_number() {
         (4, "copies of parts", fsdp(json!({"dp_replicate_size": 2, "defer_fsdp_grad_sync": false}))),
         (2, "features", fsdp(json!({"tp_size": 2}))),
         (4, "tokens", fsdp(json!({"cp_size": 4, "cp_ring_degree": 2}))),
+        (3, "a ring", fsdp(json!({"cp_size": 3, "cp_ring_degree": 3}))),
         (3, "stages", fsdp(json!({"pp_size": 3}))),
+        (2, "runs of stages", fsdp(json!({"pp_size": 2, "pp_virtual_stages": 2}))),
         (4, "stages of parts", fsdp(json!({"pp_size": 2}))),
     ] {
         world.run_ranks(name, ranks, &over).unwrap();

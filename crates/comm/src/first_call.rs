@@ -1,0 +1,35 @@
+//! How the connections between GPUs come about, for tests on the host: the first call of a rank to another, in each direction, waits
+//! until the other makes its own, as NCCL's does. Ranks whose first calls wait for each other in a circle never go on.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use torch::distributed::Store;
+
+/// The first calls of one member of a group.
+#[derive(Debug)]
+pub(crate) struct FirstCalls {
+    timeout: Duration,
+    store: Mutex<Store>,
+    /// Other members, and whether the one of the two that comes first in the group sends.
+    made: Mutex<BTreeSet<(usize, bool)>>,
+}
+
+impl FirstCalls {
+    pub(crate) fn new(store: Store, timeout: Duration) -> Self {
+        Self { timeout, store: Mutex::new(store), made: Mutex::default() }
+    }
+
+    /// Before member `own` sends to `other`, or receives from it.
+    pub(crate) fn before(&self, own: usize, other: usize, sends: bool) -> torch::Result<()> {
+        let up = (own < other) == sends;
+        if !self.made.lock().unwrap_or_else(PoisonError::into_inner).insert((other, up)) {
+            return Ok(());
+        }
+        let key = |from: usize, to: usize| format!("{from} to {to}, up: {up}");
+        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        store.set(&key(own, other), &[1])?;
+        store.wait(&key(other, own), self.timeout)
+    }
+}
