@@ -44,6 +44,11 @@ pub fn resident() -> Option<u64> {
     of_status("VmRSS:")
 }
 
+/// What of it belongs to no file: pages of programs and libraries come and go as the system likes.
+pub fn anonymous() -> Option<u64> {
+    of_status("RssAnon:")
+}
+
 /// Most bytes that tensors of the [pool] took at once.
 pub fn most_pooled() -> u64 {
     // SAFETY: reads a number.

@@ -1,7 +1,7 @@
 //! What a run would need of memory, told before anything runs: what a rank holds, from a build without numbers, and what
 //! activations take, from [a probe](crate::probe), along one step as the trainer and `parallel` do it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use models::{ModelFolder, family_of};
@@ -16,7 +16,7 @@ use tch::{Device, Kind};
 
 use crate::config::{self, Config};
 use crate::dataset::Dataset;
-use crate::plan::Item;
+use crate::plan::Rule;
 use crate::prefetch::AHEAD;
 use crate::probe::{self, Probe, Subject, Taken};
 use crate::session::{adapter_spec, compute_kind};
@@ -85,7 +85,13 @@ fn needed(
     let stages =
         parallel::holdings(mesh, config.distributed.chunks, &model, &parameters, parts).map_err(between_ranks)?;
 
-    let (bucket, batch, batches) = largest(dataset.items(), config, mesh);
+    let mut counts: BTreeMap<Bucket, usize> = BTreeMap::new();
+    for item in dataset.items() {
+        *counts.entry(item.bucket).or_default() += 1;
+    }
+    let in_step = sharded || mesh.degree(Axis::Pp) > 1 || parallel::tokens::division(mesh).is_some();
+    let rule = Rule::new(config, mesh.data_group(0).len(), in_step, dataset.stride());
+    let Some((bucket, batch, batches)) = rule.dearest(&counts) else { return Ok(None) };
     // As layers see them: gathered weights are in the kind that is computed in.
     let seen = if sharded && full { compute } else { storage };
     let mut kinds: Vec<&Holding> = Vec::new();
@@ -100,7 +106,7 @@ fn needed(
         options: BuildOptions { storage: seen, ..options },
         compute,
         blocks: kinds.iter().filter_map(|kind| kind.path.clone()).collect::<BTreeSet<_>>(),
-        batch,
+        batch: batch as i64,
         latent: dataset.shape(bucket),
         tokens: dataset.max_tokens() as i64,
     };
@@ -137,9 +143,8 @@ fn needed(
     } else {
         // What the host itself holds beside the step: batches under way, texts, and a little that the pool keeps.
         let tensors = tensors + probe.batch * (1 + AHEAD as u64) + dataset.text_bytes()?;
-        let buckets = dataset.items().iter().map(|item| item.bucket).collect::<BTreeSet<_>>().len();
-        // Each has full batches, and a last one.
-        let more = (2 * buckets).clamp(1, MANY_SHAPES) - 1;
+        // Each bucket has full batches, and a last one.
+        let more = (2 * counts.len()).clamp(1, MANY_SHAPES) - 1;
         probe.base + probe.shape * more as u64 + tensors + tensors / 32
     }))
 }
@@ -154,19 +159,6 @@ fn flights(stages: usize, stage: usize, chunks: usize, batches: usize) -> usize 
 /// Whether two blocks have the same layers.
 fn alike(a: &Holding, b: &Holding) -> bool {
     a.shapes == b.shapes && a.adapter == b.adapter
-}
-
-/// The bucket whose samples are largest, how many of them a rank has at once, and how many times in a step.
-fn largest(items: &[Item], config: &Config, mesh: &Mesh) -> (Bucket, i64, usize) {
-    let pixels = |bucket: &Bucket| u64::from(bucket.width) * u64::from(bucket.height) * u64::from(bucket.frames);
-    let Some(bucket) = items.iter().map(|item| item.bucket).max_by_key(pixels) else {
-        return (Bucket { width: 0, height: 0, frames: 1 }, 1, 1);
-    };
-    let ranks = mesh.data_group(0).len() as u64;
-    let (local, global) = (config.step_scheduler.local_batch_size, config.step_scheduler.global_batch_size);
-    let there = (items.iter().filter(|item| item.bucket == bucket).count() as u64).min(global);
-    let own = there.div_ceil(ranks).max(1);
-    (bucket, own.min(local) as i64, global.min(items.len() as u64).div_ceil(ranks * local).max(1) as usize)
 }
 
 /// Bytes in use, and the most of them.

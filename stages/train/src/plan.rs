@@ -5,10 +5,13 @@
 //! the micro-batch size nor the number of ranks changes which samples a step sees. With buckets one after the other this
 //! is the peer's arithmetic, `ceil(batches / accumulation)` steps an epoch, when the global batch holds whole local ones.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use nn::rng::Stream;
 use spec::Bucket;
 
 use crate::balance::{self, Ranks, Run};
+use crate::config::Config;
 
 /// What the plan needs to know of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,12 +47,90 @@ pub(crate) struct Rule {
 }
 
 impl Rule {
+    /// That of a training recipe. `ranks` share what goes through one model, and run it as often as each other if `in_step`; one frame
+    /// of a latent stands for `stride`, after its first.
+    pub(crate) fn new(config: &Config, ranks: usize, in_step: bool, stride: u32) -> Self {
+        Self {
+            seed: config.seed,
+            shuffle: config.data.shuffle,
+            drop_last: config.data.drop_last,
+            global_batch: config.step_scheduler.global_batch_size,
+            local_batch: config.step_scheduler.local_batch_size,
+            ranks: ranks as u64,
+            in_step,
+            stride,
+        }
+    }
+
     /// The work of a sample next to another: what it has of latents, and so of tokens.
     fn cost(&self, bucket: Bucket) -> u64 {
         let Bucket { width, height, frames } = bucket;
         u64::from(width) * u64::from(height) * u64::from(1 + frames.saturating_sub(1) / self.stride.max(1))
     }
+
+    /// Samples of a bucket of `count` that take part in an epoch.
+    fn kept(&self, count: usize) -> usize {
+        self.drop_last.map_or(count, |batch| count - count % batch as usize)
+    }
+
+    /// A place in the queue: random, but the same for the same name; equal draws are told apart by the stable order.
+    fn ticket(&self, purpose: &str, epoch: u64, name: &str) -> u64 {
+        let draw = Stream::new(self.seed, &[purpose.into(), epoch.into(), name.into()]).uniform();
+        (draw * 9_007_199_254_740_992.0) as u64
+    }
+
+    /// What every rank does of a step that has so many samples of each bucket.
+    fn dealt(&self, mix: &[(Bucket, usize)]) -> balance::Rounds {
+        let Self { local_batch, ranks, in_step, .. } = *self;
+        let runs: Vec<Run> =
+            mix.iter().map(|(bucket, count)| Run { count: *count, cost: self.cost(*bucket) }).collect();
+        balance::balanced(&runs, Ranks { count: ranks as usize, local: local_batch as usize, in_step })
+    }
+
+    /// The dearest micro-batch of the first epochs of a data set with so many samples of each bucket, as its bucket and samples, and
+    /// the most micro-batches that a rank has in one step.
+    pub(crate) fn dearest(&self, counts: &BTreeMap<Bucket, usize>) -> Option<(Bucket, usize, usize)> {
+        let mixes: BTreeSet<_> = (0..EPOCHS_LOOKED_AT).flat_map(|epoch| self.mixes(counts, epoch)).collect();
+        let dealt: Vec<_> = mixes.iter().map(|mix| (mix, self.dealt(mix))).collect();
+        let rounds = dealt.iter().map(|(_, rounds)| rounds.len()).max()?;
+        let pieces = dealt
+            .iter()
+            .flat_map(|(mix, rounds)| rounds.iter().flatten().flatten().map(|piece| (mix[piece.run].0, piece.count)));
+        let (bucket, count) = pieces.max_by_key(|(bucket, count)| self.cost(*bucket) * *count as u64)?;
+        Some((bucket, count, rounds))
+    }
+
+    /// The steps of an epoch, as how many samples each has of each bucket.
+    fn mixes(&self, counts: &BTreeMap<Bucket, usize>, epoch: u64) -> BTreeSet<Vec<(Bucket, usize)>> {
+        let mut order: Vec<(&Bucket, &usize)> = counts.iter().collect();
+        if self.shuffle {
+            order.sort_by_cached_key(|(bucket, _)| self.ticket(BUCKETS, epoch, &bucket.to_string()));
+        }
+        let (mut mixes, mut step, mut room) = (BTreeSet::new(), Vec::new(), self.global_batch as usize);
+        for (bucket, count) in order {
+            let mut left = self.kept(*count);
+            while left > 0 {
+                let taken = left.min(room);
+                step.push((*bucket, taken));
+                (left, room) = (left - taken, room - taken);
+                if room == 0 {
+                    mixes.insert(std::mem::take(&mut step));
+                    room = self.global_batch as usize;
+                }
+            }
+        }
+        if !step.is_empty() {
+            mixes.insert(step);
+        }
+        mixes
+    }
 }
+
+/// The purpose of the draws that order buckets.
+const BUCKETS: &str = "bucket order";
+
+/// Each has other buckets next to each other, and so other mixes in the steps between.
+const EPOCHS_LOOKED_AT: u64 = 8;
 
 /// Indices of items of one bucket that go through the model together.
 pub(crate) type MicroBatch = Vec<usize>;
@@ -79,7 +160,7 @@ impl Plan {
 
     /// Samples of one epoch.
     pub(crate) fn samples_per_epoch(&self) -> u64 {
-        self.buckets.iter().map(|(_, members)| self.kept(members.len()) as u64).sum()
+        self.buckets.iter().map(|(_, members)| self.rule.kept(members.len()) as u64).sum()
     }
 
     /// Optimizer steps of one epoch; the last may take fewer samples.
@@ -87,32 +168,21 @@ impl Plan {
         self.samples_per_epoch().div_ceil(self.rule.global_batch)
     }
 
-    /// Samples of a bucket of `count` that take part in an epoch.
-    fn kept(&self, count: usize) -> usize {
-        self.rule.drop_last.map_or(count, |batch| count - count % batch as usize)
-    }
-
     /// The epoch's samples: buckets one after the other.
     pub(crate) fn epoch(&self, epoch: u64) -> Epoch<'_> {
         let mut order: Vec<&(Bucket, Vec<usize>)> = self.buckets.iter().collect();
         if self.rule.shuffle {
-            order.sort_by_cached_key(|(bucket, _)| self.ticket("bucket order", epoch, &bucket.to_string()));
+            order.sort_by_cached_key(|(bucket, _)| self.rule.ticket(BUCKETS, epoch, &bucket.to_string()));
         }
         let samples = order.into_iter().flat_map(|(bucket, members)| {
             let mut members = members.clone();
             if self.rule.shuffle {
-                members.sort_by_cached_key(|index| self.ticket("sample order", epoch, &self.ids[*index]));
+                members.sort_by_cached_key(|index| self.rule.ticket("sample order", epoch, &self.ids[*index]));
             }
-            members.truncate(self.kept(members.len()));
+            members.truncate(self.rule.kept(members.len()));
             members.into_iter().map(move |index| (*bucket, index))
         });
         Epoch { samples: samples.collect(), rule: &self.rule }
-    }
-
-    /// A place in the queue: random, but the same for the same name; equal draws are told apart by the stable order.
-    fn ticket(&self, purpose: &str, epoch: u64, name: &str) -> u64 {
-        let draw = Stream::new(self.rule.seed, &[purpose.into(), epoch.into(), name.into()]).uniform();
-        (draw * 9_007_199_254_740_992.0) as u64
     }
 }
 
@@ -137,19 +207,17 @@ impl Epoch<'_> {
     /// What each rank does for step `step` of the epoch with those of its samples that `takes` is true of, in as many rounds as
     /// the others.
     pub(crate) fn rounds(&self, step: u64, takes: impl Fn(usize) -> bool) -> Vec<Vec<Round>> {
-        let Rule { local_batch, ranks, in_step, .. } = *self.rule;
-        let ranks = Ranks { count: ranks as usize, local: local_batch as usize, in_step };
         let taken: Vec<_> = self.group(step).iter().filter(|(_, index)| takes(*index)).copied().collect();
         let samples: Vec<&[(Bucket, usize)]> = taken.chunk_by(|(a, _), (b, _)| a == b).collect();
-        let run = |samples: &&[(Bucket, usize)]| Run { count: samples.len(), cost: self.rule.cost(samples[0].0) };
-        let runs: Vec<Run> = samples.iter().map(run).collect();
-        let cheapest = runs.iter().zip(&samples).min_by_key(|(run, _)| run.cost).map_or(0, |(_, samples)| samples[0].1);
+        let mix: Vec<_> = samples.iter().map(|samples| (samples[0].0, samples.len())).collect();
+        let cheapest =
+            samples.iter().min_by_key(|samples| self.rule.cost(samples[0].0)).map_or(0, |samples| samples[0].1);
         let round = |piece: &Option<balance::Piece>| {
             let share = piece.map_or(&[][..], |at| &samples[at.run][at.first..][..at.count]);
             Round { share: share.iter().map(|(_, index)| *index).collect(), stand_in: cheapest }
         };
-        let dealt = balance::balanced(&runs, ranks);
-        (0..ranks.count).map(|rank| dealt.iter().map(|all| round(&all[rank])).collect()).collect()
+        let dealt = self.rule.dealt(&mix);
+        (0..self.rule.ranks as usize).map(|rank| dealt.iter().map(|all| round(&all[rank])).collect()).collect()
     }
 
     /// The micro-batches of `rank` in step `step` of the epoch, and how many samples the step has on all ranks.
@@ -162,8 +230,6 @@ impl Epoch<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use proptest::prelude::*;
 
     use super::*;
@@ -262,6 +328,28 @@ mod tests {
                     prop_assert!(epoch.samples(step).all(|index| width(round.stand_in) <= width(index)));
                 }
             }
+        }
+
+        /// What an estimate of memory goes by is what the steps themselves do.
+        #[test]
+        fn the_dearest_micro_batch_is_that_of_the_steps(counts in prop::collection::vec(1usize..20, 1..4), ranks in 1u64..4, in_step: bool, local in 1u64..6, drop in prop::option::of(1u64..4)) {
+            let items = items(&counts);
+            let rule = Rule { ranks, in_step, drop_last: drop, ..rule(8, local) };
+            let plan = Plan::new(&items, rule);
+            let (mut dearest, mut most) = (0, 0);
+            for (epoch, step) in (0..EPOCHS_LOOKED_AT).flat_map(|epoch| (0..plan.epoch_len()).map(move |step| (epoch, step))) {
+                for rounds in plan.epoch(epoch).rounds(step, |_| true) {
+                    most = most.max(rounds.len());
+                    let costs = rounds.iter().map(|round| round.share.iter().map(|i| rule.cost(items[*i].bucket)).sum::<u64>());
+                    dearest = dearest.max(costs.max().unwrap_or(0));
+                }
+            }
+            let mut by_bucket = BTreeMap::new();
+            for item in &items {
+                *by_bucket.entry(item.bucket).or_default() += 1;
+            }
+            let found = rule.dearest(&by_bucket).map_or((0, 0), |(bucket, count, rounds)| (rule.cost(bucket) * count as u64, rounds));
+            prop_assert_eq!(found, (dearest, most));
         }
 
         #[test]

@@ -99,20 +99,20 @@ fn measure(subject: &Subject<'_>) -> Result<Option<Probe>, Failure> {
     // The first pass takes what stays for good.
     pass(subject, &latent, tokens)?;
     torch::memory::trim();
-    let base = torch::memory::resident();
+    let (base, before) = (torch::memory::resident(), torch::memory::anonymous());
     let few = pass(subject, &latent, tokens)?;
     let pixels = pass(subject, &wider, tokens)?;
     let text = pass(subject, &latent, 2 * tokens)?;
     nn::attention::choose_as_for(None);
     torch::memory::trim();
-    let after = torch::memory::resident();
+    let after = torch::memory::anonymous();
     let places = |latent: &[i64]| latent.iter().product::<i64>() as f64;
     // What a sample takes beside its tokens is little.
     let times = |whole: f64, few: f64| subject.batch as f64 * whole / few - 1.0;
     let more = [times(places(&subject.latent), places(&latent)), times(subject.tokens as f64, tokens.max(1) as f64)];
-    let Some((base, after)) = base.zip(after) else { return Ok(None) };
+    let (Some(base), Some((before, after))) = (base, before.zip(after)) else { return Ok(None) };
     // Two shapes more than the first.
-    let shape = after.saturating_sub(base) / 2;
+    let shape = after.saturating_sub(before) / 2;
     let others = pixels.iter().zip(&text);
     let parts: Vec<Part> =
         few.iter().zip(others).map(|(few, (pixels, text))| few.grown([pixels, text], more)).collect();

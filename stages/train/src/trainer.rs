@@ -157,19 +157,8 @@ impl<'a> Run<'a> {
         let held_out = config.validation.as_ref().is_some_and(|validation| validation.held_out);
         let trained: Vec<usize> = (0..items.len()).filter(|i| !(held_out && validation.contains(i))).collect();
         let planned: Vec<Item> = trained.iter().map(|index| items[*index].clone()).collect();
-        let plan = Plan::new(
-            &planned,
-            Rule {
-                seed: config.seed,
-                shuffle: config.data.shuffle,
-                drop_last: config.data.drop_last,
-                global_batch: config.step_scheduler.global_batch_size,
-                local_batch: config.step_scheduler.local_batch_size,
-                ranks: session.division().members() as u64,
-                in_step: must_keep_step(session),
-                stride: dataset.stride(),
-            },
-        );
+        let members = session.division().members();
+        let plan = Plan::new(&planned, Rule::new(config, members, must_keep_step(session), dataset.stride()));
         if plan.epoch_len() == 0 {
             let problem = Problem::new("`data.dataloader.drop_last` leaves no sample: no bucket fills a micro-batch");
             return Err(Failure::new(Exit::Recipe, problem.help("lower `step_scheduler.local_batch_size`")));
@@ -306,12 +295,13 @@ impl Planned<'_, '_> {
         let in_step = must_keep_step(session);
         let ranks = Ranks { own: session.team.share().0, division: session.division(), in_step };
         with_pieces(recipe, dataset, plan, trained, ranks, first..*total, |pieces| {
-            let (mut last, mut under) = (None, None);
+            let (mut last, mut under, mut told) = (None, None, false);
             for step in first..*total {
                 let started = Instant::now();
                 let stepped = self.step(session, step, pieces)?;
                 self.record(session, step, &stepped, started, records)?;
-                if let Some(what) = nn::attention::unfused().filter(|_| step == first && session.team.leads()) {
+                if let Some(what) = nn::attention::unfused().filter(|_| !told && session.team.leads()) {
+                    told = true;
                     let warning =
                         format!("attention runs without a fused kernel, slower and with all scores in memory: {what}");
                     self.run.work.events.warning(warning);
