@@ -1,12 +1,14 @@
 //! The processes of one run: one, or several ranks that find each other as `torchrun`'s do. Knows nothing of what they say.
 
 use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
+use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
 
 use crate::error::Result;
 use crate::signals;
@@ -24,6 +26,7 @@ pub(crate) struct Team {
     /// Peak of each one's resident memory, as last seen.
     memory: Vec<Option<u64>>,
     lines: Receiver<Heard>,
+    _meeting: Option<Meeting>,
 }
 
 /// How a rank ended.
@@ -48,8 +51,10 @@ impl Team {
     /// Starts all ranks. The inner error is that of a program that cannot be started.
     pub(crate) fn start(start: &Start<'_>, log: &fs_err::File) -> Result<std::io::Result<Self>> {
         let (send, lines) = mpsc::channel();
-        let mut team = Self { children: Vec::new(), memory: vec![None; start.ranks], lines };
-        let port = if start.ranks > 1 { free_port()? } else { 0 };
+        let meeting = if start.ranks > 1 { Some(Meeting::new()?) } else { None };
+        let port = meeting.as_ref().map_or(0, |meeting| meeting.port);
+        let memory = vec![None; start.ranks];
+        let mut team = Self { children: Vec::new(), memory, lines, _meeting: meeting };
         for rank in 0..start.ranks {
             let mut command = Command::new(start.program);
             command
@@ -59,7 +64,7 @@ impl Team {
                 .stdout(Stdio::piped());
             // Its own group: a terminal's ctrl-C comes to the runner alone, which passes it on once.
             command.process_group(team.children.first().map_or(0, |first| first.id() as i32));
-            for name in spec::VARIABLES.into_iter().chain(spec::SEVERAL) {
+            for name in spec::VARIABLES.into_iter().chain(spec::OF_LAUNCHERS) {
                 command.env_remove(name);
             }
             if start.ranks == 1 {
@@ -174,7 +179,19 @@ fn peak_memory(id: u32) -> Option<u64> {
     Some(line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok()? * 1024)
 }
 
-/// A port at which the ranks can meet. Free when it was asked for; the system hands it out again late.
-fn free_port() -> Result<u16> {
-    Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
+/// A port at which the ranks can meet: held, but not listened at, so that nobody gets it before the first rank does.
+struct Meeting {
+    port: u16,
+    _held: Socket,
+}
+
+impl Meeting {
+    fn new() -> std::io::Result<Self> {
+        let held = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        // The first rank asks for the same: then both may have it, as long as one of them does not listen.
+        held.set_reuse_address(true)?;
+        held.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into())?;
+        let port = held.local_addr()?.as_socket().map_or(0, |address| address.port());
+        Ok(Self { port, _held: held })
+    }
 }

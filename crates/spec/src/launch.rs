@@ -33,15 +33,21 @@ pub struct Meeting {
 /// The variables that say a rank's place in full, as `torchrun` sets them.
 pub const VARIABLES: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
 
-/// Names of the same four numbers by other launchers: Slurm's `srun`, Open MPI, and MPICH with its kin.
-const OTHERS: [[&str; 4]; 3] = [
-    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"],
-    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"],
-    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"],
-];
+/// Another launcher: its names of the same four numbers, and of the number by which it says that a process is one of several ranks.
+type Launcher = ([&'static str; 4], &'static str);
 
-/// By which other launchers say that a process is one of several ranks.
-pub const SEVERAL: [&str; 3] = ["SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"];
+const SLURM: Launcher =
+    (["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"], "SLURM_STEP_NUM_TASKS");
+const OPEN_MPI: Launcher = (
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"],
+    "OMPI_COMM_WORLD_SIZE",
+);
+/// And its kin.
+const MPICH: Launcher = (["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"], "PMI_SIZE");
+
+/// What a process that starts ranks of its own keeps from them: by which they would be another's.
+pub const OF_LAUNCHERS: [&str; 5] =
+    [SLURM.1, OPEN_MPI.1, MPICH.1, "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RESTART_COUNT"];
 
 impl Launch {
     /// The only rank.
@@ -56,8 +62,12 @@ impl Launch {
         let [rank, world, local_rank, local_world, host, port] = VARIABLES;
         let has_host = get(host).is_some();
         let launched = |count: &str| has_host || get(count).is_some_and(|size| size != "1");
-        let others = OTHERS.into_iter().zip(SEVERAL).find(|(names, count)| get(names[0]).is_some() && launched(count));
-        let others = others.map(|(names, _)| names).filter(|_| get(rank).is_none());
+        // Within a job of Slurm's, ranks of `mpirun` see its numbers, too: those of the job, or of what starts the ranks. But `srun`
+        // may speak for MPICH, with the same numbers.
+        let by_slurm = get(MPICH.1).is_none_or(|size| get(SLURM.1) == Some(size));
+        let order = if by_slurm { [OPEN_MPI, SLURM, MPICH] } else { [OPEN_MPI, MPICH, SLURM] };
+        let found = order.into_iter().find(|(names, several)| get(names[0]).is_some() && launched(several));
+        let others = found.map(|(names, _)| names).filter(|_| get(rank).is_none());
         if get(rank).is_none() && get(world).is_none() && !has_host && others.is_none() {
             return Ok(Self::alone());
         }
@@ -87,7 +97,7 @@ impl Launch {
             return Ok(Self::alone());
         }
         // A step of Slurm's needs no meeting point of the user's; on one node, steps do not meet each other.
-        let step = get("SLURM_STEP_NODELIST").filter(|_| others == Some(OTHERS[0]) && !has_host);
+        let step = get("SLURM_STEP_NODELIST").filter(|_| others == Some(SLURM.0) && !has_host);
         let address = get(host).or_else(|| step.as_deref().map(first_node)).ok_or_else(|| {
             Problem::new(format!("`{host}` is not set, and {} must meet somewhere", counted(size, "rank")))
                 .help(format!("set `{host}` and `{port}` to an address of rank 0 and a free port there"))
@@ -174,6 +184,25 @@ mod tests {
         let launch = read(&[&mpi[..], &[("MASTER_ADDR", "a"), ("MASTER_PORT", "1")]].concat()).unwrap();
         assert_eq!((launch.rank, launch.world), (1, 2));
         assert_eq!(read(&[("PMI_RANK", "0"), ("PMI_SIZE", "1")]).unwrap(), Launch::alone());
+    }
+
+    /// The job's numbers are one and the same in all ranks, and the step's are those of what starts them.
+    #[test]
+    fn mpirun_within_a_job_of_slurms_is_heard_first() {
+        let job = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "1")];
+        let step = [("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_NODELIST", "a,b"), ("SLURM_LOCALID", "0")];
+        let open_mpi = [("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "4")];
+        let mpich = [("PMI_RANK", "3"), ("PMI_SIZE", "4")];
+        for mpi in [open_mpi, mpich] {
+            for launch in [[&job[..], &mpi].concat(), [&job[..], &step, &mpi].concat()] {
+                let launch = read(&launch).unwrap();
+                assert_eq!((launch.rank, launch.world), (3, 4), "{mpi:?}");
+            }
+        }
+        // `srun --mpi=pmi2`.
+        let own = [("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("PMI_RANK", "1"), ("PMI_SIZE", "2")];
+        let launch = read(&[&own[..], &step].concat()).unwrap();
+        assert_eq!((launch.rank, launch.world, launch.meeting.unwrap().host.as_str()), (1, 2, "a"));
     }
 
     #[test]

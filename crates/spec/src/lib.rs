@@ -20,7 +20,7 @@ pub use bucket::Bucket;
 pub use counted::counted;
 pub use garbled::looks_garbled;
 pub use graph::Graph;
-pub use launch::{Launch, Meeting, SEVERAL, VARIABLES};
+pub use launch::{Launch, Meeting, OF_LAUNCHERS, VARIABLES};
 pub use mesh::Mesh;
 pub use mistake::{Mistake, Mistakes};
 pub use problem::Problem;

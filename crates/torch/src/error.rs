@@ -62,6 +62,9 @@ pub enum Error {
     },
     /// `cuda:N` with too large an N.
     #[error("there is no `{device}`: {count} GPU(s) are visible, numbered from 0")]
+    #[diagnostic(help(
+        "start no more ranks on a host than it has GPUs, and let each see all of them: with Slurm, `--gpus-per-node`, not `--gpus-per-task`"
+    ))]
     NoSuchGpu {
         /// As the user wrote it.
         device: String,

@@ -1,10 +1,12 @@
 //! One stage as several processes, from outside: the same numbers, the same key, and one report when one of them dies.
 
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use fs_err::DirEntry;
+use socket2::{Domain, Socket, Type};
 
 use crate::project::{small, tiny_flux};
 use crate::support::{Finished, Sandbox, finish, program};
@@ -176,7 +178,11 @@ fn ranks_may_be_started_by_anyone() {
         "threads": 1,
     });
     let request = sandbox.write("request.json", &request.to_string());
-    let port = std::net::TcpListener::bind(("127.0.0.1", 0)).and_then(|l| l.local_addr()).expect("a port").port();
+    // Held until the ranks have met, so that no other test gets it.
+    let held = Socket::new(Domain::IPV4, Type::STREAM, None).expect("a socket");
+    held.set_reuse_address(true).expect("a setting");
+    held.bind(&SocketAddr::from(([127, 0, 0, 1], 0)).into()).expect("a port");
+    let port = held.local_addr().ok().and_then(|address| address.as_socket()).expect("an address").port();
     let start = |rank: usize| {
         let mut command = Command::new(program("pipeline-train"));
         command
@@ -185,6 +191,9 @@ fn ranks_may_be_started_by_anyone() {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+        for name in spec::VARIABLES.into_iter().chain(spec::OF_LAUNCHERS) {
+            command.env_remove(name);
+        }
         command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", port.to_string());
         // As `srun` says it.
         command.env("SLURM_PROCID", rank.to_string()).env("SLURM_NTASKS", "2").env("SLURM_LOCALID", rank.to_string());
