@@ -15,7 +15,7 @@ use crate::engine::Engine;
 use crate::parameters::Parameters;
 use crate::shards;
 use crate::stock::{Captions, Parts, Place, Stock};
-use crate::{Encode, KEPT, VERSION, unusable};
+use crate::{Encode, ITEM_VERSION, KEPT, unusable};
 
 /// What came of the captions.
 pub(crate) struct Made {
@@ -41,7 +41,7 @@ impl<'a> Wanted<'a> {
         texts: &'a BTreeMap<String, String>,
         encoders: &'a BTreeMap<String, Digest>,
     ) -> Self {
-        let how = |identity| json!({ "step": VERSION, "encoder": identity, "how": parameters.caption_key() });
+        let how = |identity| json!({ "step": ITEM_VERSION, "encoder": identity, "how": parameters.caption_key() });
         let how: BTreeMap<&str, _> = encoders.iter().map(|(name, identity)| (name.as_str(), how(identity))).collect();
         let key = |digest: &str, name: &str| {
             Digest::of_json(&json!({ "caption": digest, "name": name, "encoder": how.get(name) }))

@@ -21,7 +21,7 @@ use crate::pictures::{Taken, prepare};
 use crate::plan::{Count, Item, Plan, Refusal};
 use crate::shards;
 use crate::stock::{File, Latents, Parts, Place, Stock};
-use crate::{Encode, KEPT, VERSION, unusable};
+use crate::{Encode, ITEM_VERSION, KEPT, unusable};
 
 /// What came of the pictures.
 pub(crate) struct Made {
@@ -46,7 +46,7 @@ pub(crate) struct Keys<'a> {
 impl<'a> Keys<'a> {
     /// With the VAE of that identity.
     pub(crate) fn new(parameters: &'a Parameters, vae: &Digest) -> Self {
-        let encoder = json!({ "step": VERSION, "vae": vae, "how": parameters.picture_key() });
+        let encoder = json!({ "step": ITEM_VERSION, "vae": vae, "how": parameters.picture_key() });
         Self { parameters, encoder }
     }
 

@@ -9,7 +9,7 @@ use media::{Cropped, Picture};
 use rayon::ThreadPool;
 use rayon::prelude::*;
 use spec::{Bucket, Problem};
-use stage::Failure;
+use stage::{Exit, Failure};
 use tables::{Sample, SampleInfo, TableReader};
 
 use crate::plan::{Item, Refusal, size};
@@ -88,7 +88,11 @@ fn produce(
         let next = rows.next();
         let last = next.is_none();
         if let Some((row, item)) = next {
-            let (_, row) = row.map_err(unusable)?;
+            let (at, row) = row.map_err(unusable)?;
+            if at != item.at {
+                let problem = Problem::new("pictures are not asked for in the order of their table");
+                return Err(Failure::new(Exit::Bug, problem));
+            }
             bytes += row.bytes.len();
             decoded += 3 * item.bucket.pixels() * u64::from(item.bucket.frames);
             chunk.push((row, *item));

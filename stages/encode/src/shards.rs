@@ -70,18 +70,17 @@ fn copy<T: Table>(
         .map(|(number, file)| {
             let wanted: Vec<Location> =
                 rows.iter().filter(|place| place.file == number).map(|place| place.at).collect();
-            wanted.is_sorted().then(|| file.table.select::<T::Row>(wanted))
+            wanted.is_sorted().then(|| file.table.select::<T::Row>(wanted).peekable())
         })
         .collect();
     for (number, place) in rows.iter().enumerate() {
-        let mut row = match &mut streams[place.file] {
-            Some(stream) => stream.next().transpose().map_err(unusable)?.map(|(_, row)| row),
-            None => None,
+        // A row that several samples share comes by once.
+        let is_here = |next: &tables::Result<(Location, T::Row)>| next.as_ref().map_or(true, |(at, _)| *at == place.at);
+        let next = streams[place.file].as_mut().and_then(|stream| stream.next_if(is_here));
+        let mut row = match next.transpose().map_err(unusable)? {
+            Some((_, row)) => row,
+            None => stock.files[place.file].table.get(place.at).map_err(unusable)?,
         };
-        if row.is_none() {
-            row = Some(stock.files[place.file].table.get(place.at).map_err(unusable)?);
-        }
-        let Some(mut row) = row else { continue };
         adapt(number, &mut row);
         T::push(&mut writer, row).map_err(unusable)?;
     }

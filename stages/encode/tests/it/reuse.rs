@@ -1,11 +1,12 @@
 //! Law L1 inside the stage: an item is encoded if and only if something it depends on changed, and no byte of the result
 //! depends on what was taken over.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use encode::Settings;
 use serde_json::json;
-use tables::Sample;
+use tables::{Latent, Sample, TableReader};
 
 use crate::support::{Run, World, model, picture, run, run_in_world, sample};
 
@@ -92,6 +93,49 @@ fn equal_pictures_are_encoded_once() {
     let made = run(twins(), json!({}));
     assert_eq!((made.made_anew().0, made.outcome().ledger.out), (2, 3));
     same_as_afresh(&after(vec![made.publish()], twins()), twins());
+}
+
+/// Sample id → the bits of its latent.
+fn latents(run: &Run) -> BTreeMap<String, Vec<u16>> {
+    let table = TableReader::open(&run.output().join("latents")).unwrap();
+    let rows: Vec<Latent> = table.rows::<Latent>().map(|row| row.unwrap().1).collect();
+    assert_eq!(rows.len() as u64, run.outcome().ledger.out);
+    rows.into_iter().map(|row| (row.sample_id, row.latent.iter().map(|value| value.to_bits()).collect())).collect()
+}
+
+/// Samples that show one picture share what was made of it, and none gets what is another's: neither from what a run has made
+/// itself, nor from earlier artifacts or tries.
+#[test]
+fn every_sample_has_the_latent_of_its_own_picture_however_often_it_is_there() {
+    // All of one bucket, so of one file.
+    let card = |n: u32| sample(&picture(64, 64, n), "a card");
+    let own: Vec<_> = (0..6).map(|n| latents(&run(vec![card(n)], json!({}))).into_values().next().unwrap()).collect();
+    let mut previous = Vec::new();
+    let mut kept = Vec::new();
+    for round in 0..8u32 {
+        // Some pictures once, some two or three times, under ids in their order or in none.
+        let shown: Vec<u32> = (0..6).flat_map(|n| vec![n; ((n + round) * 7 % 5 % 4) as usize]).collect();
+        let named = |(place, n): (usize, &u32)| {
+            let ordered = format!("{place:016}");
+            let name = if round % 2 == 0 { ordered } else { store::Digest::of_bytes(ordered.as_bytes()).to_string() };
+            ((name.clone(), *n), Sample { sample_id: name, ..card(*n) })
+        };
+        let (whose, samples): (BTreeMap<_, _>, Vec<_>) = shown.iter().enumerate().map(named).unzip();
+        let made = after(previous.clone(), samples.clone());
+        let found = latents(&made);
+        assert_eq!(found.len(), whose.len());
+        for (name, n) in whose {
+            assert!(found[&name] == own[n as usize], "round {round}: `{name}` has not the latent of picture {n}");
+        }
+        same_as_afresh(&made, samples);
+        // What is offered next: nothing, an artifact, or what a killed try left.
+        previous = match round % 3 {
+            0 => vec![made.publish()],
+            1 => vec![made.folder.path().join("scratch")],
+            _ => Vec::new(),
+        };
+        kept.push(made);
+    }
 }
 
 #[test]
