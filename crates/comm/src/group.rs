@@ -305,12 +305,7 @@ impl Group {
             let note = Tensor::f_zeros([2], (Kind::Int64, Device::Cpu))?;
             backend.receive(&note, from).and_then(|work| work.wait(self.timeout)).map_err(lost)?;
             let sent = Vec::<i64>::try_from(note)?;
-            let told = |kind: i64, count: i64| {
-                format!(
-                    "{count} {}",
-                    KINDS.get(kind as usize).map_or_else(|| "?".to_owned(), |kind| format!("{kind:?}"))
-                )
-            };
+            let told = |kind: i64, count: i64| format!("{count} {}", kind_name(kind));
             if sent != [kind_number(tensor), tensor.numel() as i64] {
                 let Member { rank, world, ref ranks, .. } = self.member;
                 let (sent, wanted) = (told(sent[0], sent[1]), told(kind_number(tensor), tensor.numel() as i64));
@@ -404,7 +399,7 @@ impl Group {
 /// `all_reduce 3 (sum, 12 Float)`.
 fn told(note: &[i64]) -> String {
     let name = CALLS.get(note[0] as usize).copied().unwrap_or("an unknown call");
-    let kind = KINDS.get(note[2] as usize).map_or_else(|| "?".to_owned(), |kind| format!("{kind:?}"));
+    let kind = kind_name(note[2]);
     let detail = match note[0] {
         0 => format!(" ({}, {} {kind})", ["sum", "max", "min"].get(note[1] as usize).unwrap_or(&"?"), note[3]),
         1 => format!(" (from member {}, {} {kind})", note[1], note[3]),
@@ -427,8 +422,18 @@ const KINDS: [Kind; 9] = [
     Kind::Bool,
 ];
 
+/// What a GPU's tensors have above those of the host: the two go different ways, and would wait for each other for ever.
+const ON_GPU: i64 = 16;
+
 fn kind_number(tensor: &Tensor) -> i64 {
-    KINDS.iter().position(|kind| *kind == tensor.kind()).map_or(-1, |place| place as i64)
+    let above = if tensor.device().is_cuda() { ON_GPU } else { 0 };
+    KINDS.iter().position(|kind| *kind == tensor.kind()).map_or(-1, |place| place as i64 + above)
+}
+
+/// `Float`, `Float on a GPU`.
+fn kind_name(number: i64) -> String {
+    let kind = usize::try_from(number % ON_GPU).ok().and_then(|place| KINDS.get(place));
+    kind.map_or_else(|| "?".to_owned(), |kind| format!("{kind:?}{}", if number < ON_GPU { "" } else { " on a GPU" }))
 }
 
 fn bytes(tensor: &Tensor) -> usize {

@@ -202,6 +202,13 @@ impl Pipeline {
         Ok(tensor)
     }
 
+    /// The last rank's numbers on every rank, which brings as many of its own. They are the host's, wherever the model computes.
+    pub(crate) fn last_numbers(&self, own: Vec<f32>) -> Result<Vec<f32>> {
+        let numbers = Tensor::f_from_slice(&own)?;
+        self.group.broadcast(&numbers, self.group.size() - 1)?.wait()?;
+        Ok(Vec::<f32>::try_from(numbers)?)
+    }
+
     /// The tensors of a letter from a rank, now or earlier.
     fn take(&self, mail: &mut Mail, (from, letter): (usize, Letter)) -> Result<Vec<Tensor>> {
         if let Some(tensors) = mail.early.remove(&letter) {

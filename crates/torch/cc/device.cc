@@ -3,6 +3,7 @@
 
 #include <ATen/Context.h>
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <dlfcn.h>
 
 namespace shim {
@@ -39,6 +40,14 @@ int shim_forbid_tf32() {
   return shim::guarded(-1, [&] {
     at::globalContext().setAllowTF32CuBLAS(false);
     at::globalContext().setAllowTF32CuDNN(false);
+    return 0;
+  });
+}
+
+// From now on this thread's current CUDA device. Without it, whatever saves and restores the current one opens device 0, too.
+int shim_cuda_use(int device) {
+  return shim::guarded(-1, [&] {
+    c10::impl::VirtualGuardImpl(at::kCUDA).setDevice({at::kCUDA, static_cast<c10::DeviceIndex>(device)});
     return 0;
   });
 }

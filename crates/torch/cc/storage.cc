@@ -2,6 +2,7 @@
 #include "shim.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/core/DeviceGuard.h>
 
 extern "C" {
 
@@ -10,6 +11,9 @@ int shim_storage_resize(Handle tensor, size_t bytes) {
   return shim::guarded(-1, [&] {
     c10::StorageImpl* storage = tensor->storage().unsafeGetStorageImpl();
     TORCH_CHECK(storage->allocator(), "a storage without an allocator cannot be resized");
+    // The allocator of GPUs gives memory of this thread's current one, whichever the tensor is of.
+    c10::OptionalDeviceGuard guard;
+    if (tensor->is_cuda()) guard.reset_device(tensor->device());
     storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
     storage->set_nbytes(bytes);
     return 0;

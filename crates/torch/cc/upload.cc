@@ -17,6 +17,14 @@ c10::Stream copies(const c10::impl::VirtualGuardImpl& gpu, c10::Device device) {
 
 extern "C" {
 
+// A copy in page-locked memory. Of the accelerator that there is: naming one is an old way, of which libtorch warns each time.
+Handle shim_pinned(Handle tensor) {
+  return shim::guarded<Handle>(nullptr, [&] { return new at::Tensor(tensor->pin_memory()); });
+}
+int shim_is_pinned(Handle tensor) {
+  return shim::guarded(-1, [&] { return tensor->is_pinned() ? 1 : 0; });
+}
+
 // `host` lies in page-locked memory and is complete: its copy begins at once, on a stream of its own. What is computed from now on
 // waits for it, and its memory waits for what was computed with it.
 Handle shim_upload(Handle host, int index) {

@@ -23,7 +23,8 @@ const NCCL_LIBRARY: &str = "libpipeline_nccl.so";
 
 static CUDA: Mutex<Option<PathBuf>> = Mutex::new(None);
 
-/// `cpu`, `cuda` (the same as `cuda:0`) or `cuda:N`, checked to be usable. Loads CUDA when asked for it; see [`load_cuda`].
+/// `cpu`, `cuda` (the same as `cuda:0`) or `cuda:N`, checked to be usable. Loads CUDA when asked for it; see [`load_cuda`]. A GPU
+/// becomes the current one of this thread.
 pub fn resolve(name: &str) -> Result<Device> {
     let index = match name.split_once(':') {
         None if name == "cpu" => {
@@ -38,7 +39,11 @@ pub fn resolve(name: &str) -> Result<Device> {
     match count() {
         0 => Err(Error::NoGpu { device: name.to_owned() }),
         count if i64::from(index) >= count => Err(Error::NoSuchGpu { device: name.to_owned(), count }),
-        _ => Ok(Device::Cuda(usize::from(index))),
+        _ => {
+            // SAFETY: a device that there is.
+            ffi::status(unsafe { ffi::shim_cuda_use(c_int::from(index)) })?;
+            Ok(Device::Cuda(usize::from(index)))
+        }
     }
 }
 

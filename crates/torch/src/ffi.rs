@@ -125,6 +125,9 @@ unsafe extern "C" {
     pub(crate) fn shim_memory_most() -> i64;
     pub(crate) fn shim_memory_record();
     pub(crate) fn shim_memory_recorded(events: *mut i64, room: usize) -> usize;
+    pub(crate) fn shim_cuda_use(device: c_int) -> c_int;
+    pub(crate) fn shim_pinned(tensor: Handle) -> Handle;
+    pub(crate) fn shim_is_pinned(tensor: Handle) -> c_int;
     pub(crate) fn shim_upload(host: Handle, index: c_int) -> Handle;
     pub(crate) fn shim_cuda_peak(device: c_int) -> i64;
     pub(crate) fn shim_cuda_reset_peak(device: c_int) -> c_int;

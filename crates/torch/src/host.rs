@@ -35,7 +35,11 @@ pub fn bytes(tensor: &Tensor) -> Result<&[u8]> {
 
 /// A copy in page-locked memory if `device` is a GPU, from where it goes there while the CPU goes on; else the tensor itself.
 pub fn pinned(tensor: &Tensor, device: Device) -> Result<Tensor> {
-    Ok(if device.is_cuda() { tensor.f_pin_memory(device)? } else { tensor.shallow_clone() })
+    if !device.is_cuda() {
+        return Ok(tensor.shallow_clone());
+    }
+    // SAFETY: a live handle.
+    ffi::made(unsafe { ffi::shim_pinned(ffi::handle(tensor)) })
 }
 
 /// The tensor on `device`. Work that is queued there later sees its values; from [`pinned`] memory nobody waits for the copy, and
@@ -48,12 +52,17 @@ pub fn upload(tensor: &Tensor, device: Device) -> Result<Tensor> {
 /// on beside it, on a stream of its own.
 pub fn upload_beside(tensor: &Tensor, device: Device) -> Result<Tensor> {
     match device {
-        Device::Cuda(index) if tensor.device() == Device::Cpu && tensor.f_is_pinned(device)? => {
+        Device::Cuda(index) if tensor.device() == Device::Cpu && is_pinned(tensor)? => {
             // SAFETY: a live handle; the copy keeps the page-locked memory until it is done.
             ffi::made(unsafe { ffi::shim_upload(ffi::handle(tensor), index as c_int) })
         }
         _ => upload(tensor, device),
     }
+}
+
+fn is_pinned(tensor: &Tensor) -> Result<bool> {
+    // SAFETY: a live handle.
+    Ok(ffi::status(unsafe { ffi::shim_is_pinned(ffi::handle(tensor)) })? == 1)
 }
 
 fn length(tensor: &Tensor) -> usize {
