@@ -9,8 +9,8 @@ use stage::{Checked, Source, SourceKind};
 use crate::parameters::{Parameters, Posterior, Settings};
 use crate::plan::{Grid, layout};
 
-/// Files of a model that decide its latents and embeddings.
-const PARTS: &[&str] = &["model_index.json", "vae/**", "text_encoder*/**", "tokenizer*/**"];
+/// Files of a model that decide its latents and embeddings; of the denoiser, the size of its patches.
+const PARTS: &[&str] = &["model_index.json", "transformer/config.json", "vae/**", "text_encoder*/**", "tokenizer*/**"];
 
 /// What is wrong, what the result depends on, and what has no effect.
 pub(crate) fn check(parameters: &Parameters, settings: &Settings, base_dir: &Path) -> Checked {

@@ -1,10 +1,12 @@
 //! What `check` finds before anything is loaded.
 
+use std::path::Path;
+
 use encode::{Encode, Settings};
 use serde_json::{Value, json};
 use stage::{CheckRequest, Checked, SourceKind, Stage};
 
-use crate::support::model;
+use crate::support::{World, model, picture, run_in_world, sample};
 
 fn check(extra: Value) -> Checked {
     let mut parameters = json!({"model": model()});
@@ -13,17 +15,35 @@ fn check(extra: Value) -> Checked {
     Encode::check(&serde_json::from_value(parameters).unwrap(), &Settings::default(), &request)
 }
 
-/// A copy of the model without some of its files.
-fn model_without(part: &str) -> tempfile::TempDir {
+/// A copy of some of a model's files.
+fn some_of(model: &Path, wanted: impl Fn(&str) -> bool) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    for file in store::files_matching(&model(), &[]).unwrap() {
-        if !file.starts_with(part) {
-            let target = folder.path().join(&file);
-            fs_err::create_dir_all(target.parent().unwrap()).unwrap();
-            fs_err::copy(model().join(&file), target).unwrap();
-        }
+    for file in store::files_matching(model, &[]).unwrap().into_iter().filter(|file| wanted(file)) {
+        let target = folder.path().join(&file);
+        fs_err::create_dir_all(target.parent().unwrap()).unwrap();
+        fs_err::copy(model.join(&file), target).unwrap();
     }
     folder
+}
+
+/// A copy of the model without some of its files.
+fn model_without(part: &str) -> tempfile::TempDir {
+    some_of(&model(), |file| !file.starts_with(part))
+}
+
+/// What counts as the model is all that is read of it: of one on the Hub, nothing else is there.
+#[test]
+fn a_model_of_any_family_is_encoded_with_from_the_parts_that_count() {
+    for name in ["flux-tiny", "wan-tiny", "wan22-tiny"] {
+        let model = model().with_file_name(name);
+        let parts = check(json!({"model": model})).sources.remove(0).parts;
+        let counted = store::files_matching(&model, &parts).unwrap();
+        let counted = some_of(&model, |file| counted.iter().any(|other| other == file));
+        let world = World { model: counted.path().into(), ..World::default() };
+        let samples = vec![sample(&picture(64, 64, 1), "a card")];
+        let made = run_in_world(&world, samples, json!({}), Settings::default(), 1, |_| {});
+        assert_eq!(made.outcome().ledger.out, 1, "{name}");
+    }
 }
 
 #[test]
@@ -34,7 +54,7 @@ fn a_good_folder_is_one_source_with_the_parts_that_count() {
     assert_eq!((source.name.as_str(), source.kind), ("model", SourceKind::Path));
     assert!(
         source.parts.iter().any(|part| part == "vae/**")
-            && !source.parts.iter().any(|part| part.contains("transformer"))
+            && !source.parts.iter().any(|part| part.contains("transformer") && !part.ends_with("config.json"))
     );
     assert!(!checked.key.to_string().contains("flux-tiny"), "locations are no part of the key");
 }
