@@ -1,15 +1,17 @@
 //! `pipeline run`: each stage when its inputs are there, reuse or run, publish, link, record.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use spec::{Mistake, Problem};
-use stage::Exit;
-use store::{Artifact, Digest, Finished, InputRecord, Lookup, Manifest, Material, SourceRecord};
+use stage::{Exit, RunRequest};
+use store::{Artifact, Digest, Finished, InputRecord, Lock, Lookup, Manifest, Material, SourceRecord, Staging};
 
 use crate::clock;
 use crate::disk;
@@ -79,7 +81,11 @@ pub(crate) fn run(workspace: &Workspace, selection: &Selection, json: bool) -> R
     }
     let exit = result.as_ref().map_or_else(|error| error.exit, |_| Exit::Ok);
     run.journal.record().exit = Some(exit.code());
-    run.journal.save()?;
+    if let Err(error) = run.journal.save() {
+        // What came of the run counts, not that it was noted.
+        let why = error.mistakes.first().map(ToString::to_string).unwrap_or_default();
+        run.reporter().note(&format!("this run is not on record: {why}"));
+    }
     run.leave_report();
     let ends = result?;
     run.reporter().ends(ends, began.elapsed().as_secs_f64());
@@ -298,22 +304,84 @@ impl Run<'_> {
         let folder = self.journal.folder()?;
         self.journal.save_now_and_then()?;
 
-        let began = Instant::now();
         let keep = stage.description.resumable && !forced;
         let staging = cache.stage_work(name, &key, keep)?;
         let (runs, recipe) = (&self.workspace.runs, &self.workspace.recipe.name);
         self.reporter().fills(name, &staging.out, &links::point_running(runs, recipe, name, &staging.out)?);
         let log = folder.path.join(format!("{name}.log"));
-        let request = request::new(self.workspace, stage, threads, &key, made, &staging, forced);
+        let end = match staging.end::<End>().filter(|_| keep) {
+            // An earlier run was killed while it published this.
+            Some(end) => end,
+            None => {
+                let request = request::new(self.workspace, stage, threads, &key, made, &staging, forced);
+                let end = self.work(stage, &key, &request, &staging, &lock, &log)?;
+                if keep {
+                    staging.note_end(&end)?;
+                }
+                end
+            }
+        };
+        let End { summary, ledger, info, warnings, seconds } = end;
+        let published = cache.publish(
+            &staging,
+            Finished {
+                kind: stage.description.output.clone(),
+                material: material.clone(),
+                sources: stage.sources.iter().map(|found| (found.name.clone(), source_record(found))).collect(),
+                inputs: input_records(stage, made),
+                measured: stage.description.measured.clone(),
+                ledger,
+                info,
+                summary: summary.clone(),
+                warnings,
+                seconds,
+            },
+        );
+        let artifact = match published {
+            Ok(artifact) => artifact,
+            Err(error) => {
+                let error = Error::from(error);
+                let why = error.mistakes.first().map(ToString::to_string);
+                self.journal.amend(name, |record| (record.status, record.error) = (Status::Failed, why));
+                return Err(error);
+            }
+        };
+        self.journal.amend(name, |record| {
+            (record.status, record.digest) = (Status::Made, Some(artifact.manifest.digest));
+        });
+        self.journal.save_now_and_then()?;
+        links::remove_running(&self.workspace.runs, &self.workspace.recipe.name, name)?;
+        let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
+        self.reporter().made(name, seconds, &summary, &link, &key);
+        if self.interrupt.asked() {
+            return Err(interrupted(format!("`{name}` was finished and is kept; the same command goes on after it")));
+        }
+        Ok((artifact, true))
+    }
+
+    /// Has a stage do its work, again where restarts are allowed; what came of it, held against what it must be.
+    fn work(
+        &self,
+        stage: &Prepared,
+        key: &Digest,
+        request: &RunRequest,
+        staging: &Staging,
+        lock: &Lock,
+        log: &std::path::Path,
+    ) -> Result<End> {
+        let (cache, name, began) = (&self.workspace.cache, &stage.node.name, Instant::now());
         let request_file = spawn::request_path(&staging.out);
         let mut restarts = Restarts::new(self.workspace, stage);
         let mut ended = loop {
+            if let Some(problem) = self.consulted_otherwise(stage) {
+                return Err(self.failed(stage, key, &problem, Exit::Input, log));
+            }
             let start = spawn::Start {
                 program: &stage.program.path,
-                request: &request,
+                request,
                 request_file: &request_file,
-                log: &log,
-                lock: &lock,
+                log,
+                lock,
                 ranks: restarts.ranks,
             };
             let ended = spawn::run(&start, &self.interrupt, |event| self.reporter().event(name, event))?;
@@ -343,7 +411,7 @@ impl Run<'_> {
                     let before = cache.manifests(name).first().map(Manifest::bytes);
                     problem.help = Some(disk::help(cache.root(), written, ended.progress, before));
                 }
-                return Err(self.failed(stage, &key, &problem, exit, &log));
+                return Err(self.failed(stage, key, &problem, exit, log));
             }
         };
         for source in &stage.sources {
@@ -352,44 +420,24 @@ impl Run<'_> {
                     Problem::new(format!("`{}` changed while `{name}` was reading it", source.resolved.location))
                         .field(&source.name)
                         .help("run again when nobody writes to it");
-                return Err(self.failed(stage, &key, &problem, Exit::Input, &log));
+                return Err(self.failed(stage, key, &problem, Exit::Input, log));
             }
         }
-        let published = cache.publish(
-            &staging,
-            Finished {
-                kind: stage.description.output.clone(),
-                material: material.clone(),
-                sources: stage.sources.iter().map(|found| (found.name.clone(), source_record(found))).collect(),
-                inputs: input_records(stage, made),
-                measured: stage.description.measured.clone(),
-                ledger: json!(done.ledger),
-                info: done.info,
-                summary: done.summary.clone(),
-                warnings: ended.warnings,
-                seconds,
-            },
-        );
-        let artifact = match published {
-            Ok(artifact) => artifact,
-            Err(error) => {
-                let error = Error::from(error);
-                let why = error.mistakes.first().map(ToString::to_string);
-                self.journal.amend(name, |record| (record.status, record.error) = (Status::Failed, why));
-                return Err(error);
-            }
-        };
-        self.journal.amend(name, |record| {
-            (record.status, record.digest) = (Status::Made, Some(artifact.manifest.digest));
-        });
-        self.journal.save_now_and_then()?;
-        links::remove_running(&self.workspace.runs, &self.workspace.recipe.name, name)?;
-        let link = links::point(&self.workspace.runs, &self.workspace.recipe.name, name, &artifact.path)?;
-        self.reporter().made(name, seconds, &done.summary, &link, &key);
-        if self.interrupt.asked() {
-            return Err(interrupted(format!("`{name}` was finished and is kept; the same command goes on after it")));
-        }
-        Ok((artifact, true))
+        let (summary, ledger, info) = (done.summary, json!(done.ledger), done.info);
+        Ok(End { summary, ledger, info, warnings: ended.warnings, seconds })
+    }
+
+    /// What is wrong if a file whose contents are in the key is not what it was: the stage is about to read it once more, and
+    /// reads it when it starts.
+    fn consulted_otherwise(&self, stage: &Prepared) -> Option<Problem> {
+        let folder = &self.workspace.recipe.base_dir;
+        let differs = |(path, then): &(&PathBuf, &Option<Digest>)| Digest::of_file(&folder.join(path)).ok() != **then;
+        let (path, _) = stage.consulted.iter().find(differs)?;
+        let message = format!("`{}` changed after this run had read it", path.display());
+        Some(
+            Problem::new(message)
+                .help("run again: what is finished is kept, and the rest goes by the file as it is now"),
+        )
     }
 
     /// Reads the artifacts that a stage is about to read, unless this run made or read them before: damage below the file
@@ -488,6 +536,16 @@ enum Settled {
 }
 
 /// Law L2: every row that came in is accounted for.
+/// What a stage's work came to, before it is published.
+#[derive(Serialize, Deserialize)]
+struct End {
+    summary: String,
+    ledger: Value,
+    info: Value,
+    warnings: Vec<String>,
+    seconds: f64,
+}
+
 fn verify(stage: &str, done: &spawn::Done) -> std::result::Result<(), Problem> {
     let ledger = done.ledger;
     if ledger.balances() {

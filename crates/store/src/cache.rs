@@ -57,6 +57,23 @@ pub struct Staging {
     pub scratch: PathBuf,
 }
 
+impl Staging {
+    /// Notes how the work came out, before it is published: from then on its files are shared with others, and nobody may go on
+    /// from them.
+    pub fn note_end(&self, end: &impl Serialize) -> Result<()> {
+        write_whole(&self.end_path(), &serde_json::to_vec(end).map_err(std::io::Error::from)?, true)
+    }
+
+    /// What was noted by a try that came no further.
+    pub fn end<T: DeserializeOwned>(&self) -> Option<T> {
+        serde_json::from_slice(&fs_err::read(self.end_path()).ok()?).ok()
+    }
+
+    fn end_path(&self) -> PathBuf {
+        self.out.with_file_name("end.json")
+    }
+}
+
 impl Cache {
     /// Opens a cache, making the folder if needed.
     pub fn open(root: &Path) -> Result<Self> {

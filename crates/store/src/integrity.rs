@@ -11,7 +11,7 @@ use std::thread;
 use serde_json::json;
 
 use crate::identity::RACY;
-use crate::publish::{replace_by_link, write_whole};
+use crate::publish::{linking, replace_by_link, write_whole};
 use crate::{Artifact, Cache, Digest, FileRecord, FileStamp, Manifest};
 
 /// How hard to look at a file.
@@ -73,7 +73,7 @@ impl Cache {
         let Err(harm) = self.judge(&path, file, care) else { return Ok(()) };
         let object = self.object_path(&file.digest);
         if object_differs(&object, &path) && self.judge(&object, file, Care::Contents).is_ok() {
-            replace_by_link(&object, &path);
+            replace_by_link(&object, &path, &linking(&path));
             if self.judge(&path, file, care).is_ok() {
                 return Ok(());
             }

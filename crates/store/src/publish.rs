@@ -110,7 +110,10 @@ impl Cache {
     /// From a folder whose files are taken in to an artifact.
     fn place(&self, out: &Path, target: PathBuf, manifest: Manifest) -> Result<Artifact> {
         let text = serde_json::to_vec_pretty(&manifest).map_err(std::io::Error::from)?;
-        write_whole(&out.join(MANIFEST), &text, true)?;
+        // Beside `out`, so that a crash leaves nothing there that the next try would take for a result.
+        let beside = out.with_file_name(MANIFEST);
+        write_whole(&beside, &text, true)?;
+        fs_err::rename(&beside, out.join(MANIFEST))?;
         sync_folder(out)?;
         self.move_into_place(out, &target, &self.work_path(&manifest.stage, &manifest.key).join("replaced"))?;
         Ok(Artifact { path: target, manifest })
@@ -135,13 +138,15 @@ impl Cache {
     fn take_in(&self, out: &Path) -> Result<Vec<FileRecord>> {
         let mut paths = Vec::new();
         list(out, "", &mut paths)?;
+        // Where names are tried before they are given: a crash must leave none in `out`.
+        let beside = out.with_file_name("taking");
         let mut same: BTreeMap<(u64, u64), Vec<String>> = BTreeMap::new();
         // Files of others that nobody will change in place.
         let mut shared = BTreeSet::new();
         for path in paths {
             let full = out.join(&path);
             let is_link = fs_err::symlink_metadata(&full)?.is_symlink();
-            let is_shared = is_link && own(&fs_err::canonicalize(&full)?, &full)?;
+            let is_shared = is_link && own(&fs_err::canonicalize(&full)?, &full, &beside)?;
             let meta = fs_err::metadata(&full)?;
             if is_shared {
                 shared.insert((meta.dev(), meta.ino()));
@@ -156,7 +161,7 @@ impl Cache {
             let meta = fs_err::metadata(&first)?;
             let others = meta.nlink() > paths.len() as u64;
             if others && is_writable(&meta) && !shared.contains(inode) {
-                own(&first, &first)?;
+                own(&first, &first, &beside)?;
             }
             if !shared.contains(inode) {
                 // Shared by hard links from now on, so nobody should write to it by mistake.
@@ -164,11 +169,11 @@ impl Cache {
                 permissions.set_mode(permissions.mode() & !0o222);
                 fs_err::set_permissions(&first, permissions)?;
             }
-            let (bytes, digest) = self.keep_object(&first)?;
+            let (bytes, digest) = self.keep_object(&first, &beside)?;
             for path in paths.drain(..) {
                 let full = out.join(&path);
                 if full != first {
-                    replace_by_link(&first, &full);
+                    replace_by_link(&first, &full, &beside);
                 }
                 files.push(FileRecord { path, bytes, digest, measured: false });
             }
@@ -178,7 +183,7 @@ impl Cache {
     }
 
     /// Hashes a file of our own and makes it and the object of that digest one.
-    fn keep_object(&self, path: &Path) -> Result<(u64, Digest)> {
+    fn keep_object(&self, path: &Path, beside: &Path) -> Result<(u64, Digest)> {
         let digest = Digest::of_file(path)?;
         let file = fs_err::File::open(path)?;
         file.sync_all()?;
@@ -190,10 +195,10 @@ impl Cache {
         match fs_err::metadata(&object) {
             Ok(known) if (known.dev(), known.ino()) == (meta.dev(), meta.ino()) => {}
             Ok(known) if known.len() == meta.len() && Digest::of_file(&object)? == digest => {
-                replace_by_link(&object, path);
+                replace_by_link(&object, path, beside);
             }
             // No such object, or a damaged one: the fresh file takes its place.
-            _ => replace_by_link(path, &object),
+            _ => replace_by_link(path, &object, &linking(&object)),
         }
         Ok((meta.len(), digest))
     }
@@ -208,28 +213,34 @@ fn is_writable(meta: &std::fs::Metadata) -> bool {
     meta.permissions().mode() & 0o222 != 0
 }
 
-/// Puts the contents of `real` at `path`. `true`: as the same file, since nobody will change it in place (it is not
-/// writable, or a blob of the Hub's cache); `false`: as a copy.
-fn own(real: &Path, path: &Path) -> Result<bool> {
-    let beside = path.with_file_name(format!("{}.taking", path.file_name().unwrap_or_default().to_string_lossy()));
+/// Puts the contents of `real` at `path`, by way of `beside`. `true`: as the same file, since nobody will change it in place (it is
+/// not writable, or a blob of the Hub's cache); `false`: as a copy.
+fn own(real: &Path, path: &Path, beside: &Path) -> Result<bool> {
+    // What a crash left there may be another's file.
+    let _ = fs_err::remove_file(beside);
     let blob = real.parent().and_then(Path::file_name).is_some_and(|folder| folder == "blobs");
-    let shared = (blob || !is_writable(&fs_err::metadata(real)?)) && fs_err::hard_link(real, &beside).is_ok();
+    let shared = (blob || !is_writable(&fs_err::metadata(real)?)) && fs_err::hard_link(real, beside).is_ok();
     if !shared {
-        fs_err::copy(real, &beside)?;
+        fs_err::copy(real, beside)?;
     }
-    fs_err::rename(&beside, path)?;
+    fs_err::rename(beside, path)?;
     Ok(shared)
 }
 
-/// Makes `to` a hard link of `from`. Objects only save space: a file system without links keeps two files.
-pub(crate) fn replace_by_link(from: &Path, to: &Path) {
+/// A name of this process beside that of a file.
+pub(crate) fn linking(to: &Path) -> PathBuf {
     let name = format!("{}.linking-{}", to.file_name().unwrap_or_default().to_string_lossy(), std::process::id());
-    let beside = to.with_file_name(name);
-    if fs_err::hard_link(from, &beside).is_ok() {
+    to.with_file_name(name)
+}
+
+/// Makes `to` a hard link of `from`, by way of `beside`. Objects only save space: a file system without links keeps two files.
+pub(crate) fn replace_by_link(from: &Path, to: &Path, beside: &Path) {
+    let _ = fs_err::remove_file(beside);
+    if fs_err::hard_link(from, beside).is_ok() {
         // Nothing is lost if the rename fails: both files stay as they are. Where both names already were one file it
         // succeeds and does nothing (POSIX), so the extra name is removed in any case.
-        let _ = fs_err::rename(&beside, to);
-        let _ = fs_err::remove_file(&beside);
+        let _ = fs_err::rename(beside, to);
+        let _ = fs_err::remove_file(beside);
     }
 }
 

@@ -109,6 +109,32 @@ fn killed_two_hundred_times_the_result_is_that_of_an_undisturbed_run() {
     assert_eq!(killed.ran(), Vec::<String>::new());
 }
 
+/// What a stage finished is published by the next run, with nothing beside it, and the stage does not touch it again: its files
+/// may be others' by then.
+#[test]
+fn a_run_that_ends_while_it_publishes_leaves_only_that_to_do() {
+    let (undisturbed, forge) = (Forge::new(), Forge::new());
+    undisturbed.good(RUN);
+    let resumable = |forge: &Forge| {
+        let mut command = forge.command(RUN);
+        command.env("FAKE_RESUMABLE", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
+        forge.finish(command.spawn().unwrap())
+    };
+    // The last step, the rename, cannot be done.
+    let place = forge.path(".pipeline/artifacts/smelt");
+    fs_err::create_dir_all(place.parent().unwrap()).unwrap();
+    fs_err::write(&place, "in the way").unwrap();
+    let said = resumable(&forge);
+    assert_ne!(said.code, 0, "{}", said.err);
+    assert_eq!(forge.ran(), ["dig", "smelt"]);
+    fs_err::remove_file(&place).unwrap();
+    let said = resumable(&forge);
+    assert_eq!(said.code, 0, "{}", said.err);
+    assert_eq!(forge.ran(), ["forge"], "smelt was done");
+    assert_eq!(digests(&forge), digests(&undisturbed));
+    forge.good(&["verify"]);
+}
+
 fn together(runners: usize) {
     let forge = Forge::new();
     let started: Vec<_> = (0..runners).map(|_| forge.start(RUN)).collect();

@@ -245,6 +245,38 @@ fn a_consulted_file_is_part_of_the_question() {
     );
 }
 
+/// The stage reads it when it starts: by then it must be what the key was made of.
+#[test]
+fn a_consulted_file_that_changes_before_its_stage_starts_makes_nothing_under_the_old_key() {
+    let forge = Forge::new();
+    forge.write("notes.txt", "hot");
+    forge.edit("sword.toml", "amount = 2", "notes_file = \"notes.txt\"");
+    let child = forge.start(&["run", "sword.toml", "--set", "dig.seconds=1"]);
+    let log = forge.path(".pipeline/runs/sword/1/dig.log");
+    forge.wait_for(|| fs_err::read_to_string(&log).is_ok_and(|text| text.contains("hello")));
+    forge.write("notes.txt", "cold");
+    let said = forge.finish(child);
+    assert_eq!((said.code, forge.artifacts("dig"), forge.artifacts("smelt")), (4, 1, 0), "{}", said.err);
+    assert!(said.err.contains("notes.txt` changed after this run had read it"), "{}", said.err);
+    forge.ran();
+    forge.good(RUN);
+    assert_eq!(forge.ran(), ["smelt", "forge"]);
+    forge.write("notes.txt", "hot");
+    assert!(stage_line(&forge.good(&["plan", "sword.toml"]).out, "smelt").contains("to run"));
+}
+
+#[test]
+fn a_run_that_cannot_be_noted_is_what_it_was() {
+    let forge = Forge::new();
+    forge.good(RUN);
+    let runs = forge.path(".pipeline/runs");
+    fs_err::remove_dir_all(&runs).unwrap();
+    fs_err::write(&runs, "in the way").unwrap();
+    let said = forge.good(RUN);
+    assert!(said.err.contains("this run is not on record"), "{}", said.err);
+    assert!(said.out.contains("nothing to do"), "{}", said.out);
+}
+
 #[test]
 fn a_new_program_version_is_a_new_result() {
     let forge = Forge::new();
