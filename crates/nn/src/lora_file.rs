@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use serde_json::{Map, Value, json};
 use tch::{Kind, Tensor};
 
-use crate::builder::{Parameters, missing};
+use crate::builder::{Named, Parameters, missing};
 use crate::error::{Error, Result, nearest};
 use crate::lora::{A, B, Spec};
 use crate::save::{replace, save_safetensors};
@@ -31,35 +31,50 @@ const PAIRS: [[&str; 2]; 4] = [
     ["lora.down.weight", "lora.up.weight"],
 ];
 
-/// Writes the adapter in both layouts, then reads both back and compares every factor and scale with the model's. Returns the
-/// three files.
+/// Writes the adapter in both layouts, then reads both back and compares every factor and scale. In diffusers' layout B has the
+/// scale in it, and alpha is the rank: so the strength is right for those who read tensors alone, too. Returns the three files.
 pub fn save(folder: &Path, parameters: &Parameters, base_model: Option<&str>) -> Result<Vec<PathBuf>> {
     let spec =
         parameters.adapter_spec().ok_or_else(|| Error::Invalid("the model has no adapter to save".to_owned()))?;
     let modules: Vec<_> = parameters.adapter.iter().filter_map(|named| module_of(&named.name, A)).collect();
-    let config = config(spec, &modules, base_model);
+    let scaled: Vec<Named> = parameters.adapter.iter().map(|named| scaled(named, spec)).collect::<Result<_>>()?;
+    let plain = Spec {
+        alpha: spec.rank as f64,
+        alpha_pattern: spec.rank_pattern.iter().map(|(name, rank)| (name.clone(), *rank as f64)).collect(),
+        rslora: false,
+        ..spec.clone()
+    };
     let format = ("format".to_owned(), "pt".to_owned());
 
-    let prefixed: Map<_, _> =
-        config.iter().map(|(key, value)| (format!("{DIFFUSERS_PREFIX}{key}"), value.clone())).collect();
+    let prefixed: Map<_, _> = config(&plain, &modules, base_model)
+        .into_iter()
+        .map(|(key, value)| (format!("{DIFFUSERS_PREFIX}{key}"), value))
+        .collect();
     let described = (DIFFUSERS_METADATA.to_owned(), format!("{:#}", Value::Object(prefixed)));
     let diffusers = folder.join(DIFFUSERS_FILE);
-    write(&diffusers, DIFFUSERS_PREFIX, parameters, &BTreeMap::from([format.clone(), described]))?;
+    write(&diffusers, DIFFUSERS_PREFIX, &scaled, &BTreeMap::from([format.clone(), described]))?;
 
     let peft = folder.join(PEFT_FILE);
-    write(&peft, PEFT_PREFIX, parameters, &BTreeMap::from([format]))?;
+    write(&peft, PEFT_PREFIX, &parameters.adapter, &BTreeMap::from([format]))?;
     let settings = folder.join(PEFT_CONFIG);
-    replace(&settings, |file| Ok(writeln!(file, "{:#}", Value::Object(config))?))?;
+    let config = Value::Object(config(spec, &modules, base_model));
+    replace(&settings, |file| Ok(writeln!(file, "{config:#}")?))?;
 
-    for path in [&diffusers, &peft] {
-        AdapterFile::open(path)?.verify(parameters, spec)?;
-    }
+    AdapterFile::open(&diffusers)?.verify(&scaled, &plain)?;
+    AdapterFile::open(&peft)?.verify(&parameters.adapter, spec)?;
     Ok(vec![diffusers, peft, settings])
 }
 
-fn write(path: &Path, prefix: &str, parameters: &Parameters, metadata: &BTreeMap<String, String>) -> Result<()> {
-    let names: Vec<_> = parameters.adapter.iter().map(|named| format!("{prefix}{}", named.name)).collect();
-    let tensors = names.iter().map(String::as_str).zip(parameters.adapter.iter().map(|named| &named.tensor));
+/// A factor with its layer's scale, if it is B.
+fn scaled(named: &Named, spec: &Spec) -> Result<Named> {
+    let scale = module_of(&named.name, B).map_or(1.0, |module| spec.scale_of(module));
+    let tensor = tch::no_grad(|| named.tensor.f_detach()?.f_mul_scalar(scale))?;
+    Ok(Named { name: named.name.clone(), tensor })
+}
+
+fn write(path: &Path, prefix: &str, adapter: &[Named], metadata: &BTreeMap<String, String>) -> Result<()> {
+    let names: Vec<_> = adapter.iter().map(|named| format!("{prefix}{}", named.name)).collect();
+    let tensors = names.iter().map(String::as_str).zip(adapter.iter().map(|named| &named.tensor));
     save_safetensors(path, tensors, metadata)
 }
 
@@ -246,14 +261,14 @@ impl AdapterFile {
         Ok(())
     }
 
-    /// Fails unless this file's merged updates are those of the model: equal factors and scales in equal layers.
-    fn verify(&self, parameters: &Parameters, spec: &Spec) -> Result<()> {
+    /// Fails unless this file holds the factors of `adapter` with the scales of `spec`, and no others.
+    fn verify(&self, adapter: &[Named], spec: &Spec) -> Result<()> {
         let bad = |name: &str| Error::File {
             path: self.path.clone(),
             reason: format!("`{name}` did not read back as written"),
         };
         let read = self.spec();
-        for named in &parameters.adapter {
+        for named in adapter {
             let found = self.factor(&named.name, &named.tensor.size())?;
             let module = module_of(&named.name, A).or_else(|| module_of(&named.name, B)).unwrap_or_default();
             // Not `equal`, which takes NaN for different from itself; a diverged adapter must still be saved for inspection.
@@ -263,7 +278,7 @@ impl AdapterFile {
                 return Err(bad(&named.name));
             }
         }
-        let complete = self.modules.len() * 2 == parameters.adapter.len();
+        let complete = self.modules.len() * 2 == adapter.len();
         if complete { Ok(()) } else { Err(bad("the number of layers")) }
     }
 
