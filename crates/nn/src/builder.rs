@@ -70,6 +70,8 @@ pub struct Parameters {
     pub parts: Vec<Named>,
     /// Parameter → what its tensor in [`trainable`](Self::trainable) is of the checkpoint's.
     pub shares: BTreeMap<String, Share>,
+    /// Those of `weights` that the model keeps [in f32](Builder::in_f32) whatever the others are in, on the disk, too.
+    pub wide: BTreeSet<String>,
     pub(crate) spec: Option<lora::Spec>,
     pub(crate) controls: Arc<Controls>,
 }
@@ -85,7 +87,8 @@ impl Parameters {
     #[must_use]
     pub fn with_adapter(&self, adapter: Vec<Named>) -> Self {
         let (spec, controls) = (self.spec.clone(), Arc::clone(&self.controls));
-        Self { weights: Vec::new(), adapter, parts: Vec::new(), shares: BTreeMap::new(), spec, controls }
+        let (weights, parts) = (Vec::new(), Vec::new());
+        Self { weights, adapter, parts, shares: BTreeMap::new(), wide: BTreeSet::new(), spec, controls }
     }
 
     /// The adapter's settings, if there is one.
@@ -125,6 +128,7 @@ struct Construction {
     controls: Arc<Controls>,
     /// Keys asked for or declared to be ignored.
     known: BTreeSet<String>,
+    wide: BTreeSet<String>,
     linears: Vec<String>,
 }
 
@@ -191,6 +195,7 @@ impl Builder {
             kept: None,
             controls: Arc::default(),
             known: BTreeSet::new(),
+            wide: BTreeSet::new(),
             linears: Vec::new(),
         };
         Self { path: String::new(), wide: false, shared: Rc::new(RefCell::new(shared)) }
@@ -315,6 +320,9 @@ impl Builder {
         if !shared.known.insert(name.clone()) {
             return Err(Error::Invalid(format!("parameter `{name}` is defined twice")));
         }
+        if self.wide {
+            shared.wide.insert(name.clone());
+        }
         let held = held.f_set_requires_grad(trained)?;
         let tensor = match shared.split {
             None => held,
@@ -384,6 +392,7 @@ impl Builder {
             adapter: shared.adapter.clone(),
             parts: shared.parts.clone(),
             shares: shared.shares.clone(),
+            wide: shared.wide.clone(),
             spec: shared.options.adapter.clone(),
             controls: Arc::clone(&shared.controls),
         })

@@ -13,13 +13,15 @@ use crate::team::Team;
 
 impl Spread {
     /// What this rank writes of the tensors under a trained parameter's name, or that name and a suffix (`exp_avg`), of which
-    /// it holds `held`. Tensors that it does not hold are in the list, too, for every rank must know a file's layout.
+    /// it holds `held`. Tensors that it does not hold are in the list, too, for every rank must know a file's layout. `kind`: of all
+    /// but those that the model keeps in f32.
     pub fn parts(&self, team: &Team, held: &[Named], kind: Option<Kind>) -> Result<Vec<PartOf>> {
         let by_name: BTreeMap<&str, &Named> = held.iter().map(|named| (named.name.as_str(), named)).collect();
         let names = self.held_by_any(team, held)?;
         names
             .into_iter()
             .map(|(name, shape, own)| {
+                let kind = kind.map(|kind| if self.is_wide(&name) { Kind::Float } else { kind });
                 self.part_of(by_name.get(name.as_str()).copied(), name, shape, kind.unwrap_or(own))
             })
             .collect()

@@ -15,6 +15,8 @@ pub struct Outline {
     blocks: Vec<(Option<String>, f64)>,
     /// Name and shape, in the order of the model.
     trained: Vec<(String, Vec<i64>)>,
+    /// Names of those that stay in f32.
+    wide: BTreeSet<String>,
 }
 
 impl Outline {
@@ -39,12 +41,17 @@ impl Outline {
             let shape = parameters.shares.get(&named.name).map_or_else(Vec::new, |share| share.whole_shape().to_vec());
             (named.name, shape)
         });
-        Ok(Self { blocks, trained: trained.collect() })
+        Ok(Self { blocks, trained: trained.collect(), wide: parameters.wide.clone() })
     }
 
     /// What is trained: name and shape.
     pub fn trained(&self) -> &[(String, Vec<i64>)] {
         &self.trained
+    }
+
+    /// Whether the model keeps that parameter in f32 whatever the others are in.
+    pub(crate) fn is_wide(&self, name: &str) -> bool {
+        self.wide.contains(name)
     }
 
     /// Which blocks each of so many stages has; fails if there are not enough.

@@ -235,6 +235,11 @@ impl Spread {
         self.outline.trained()
     }
 
+    /// Whether the model keeps that parameter in f32 whatever the others are in.
+    pub(crate) fn is_wide(&self, name: &str) -> bool {
+        self.outline.is_wide(name)
+    }
+
     /// Begins a step of so many micro-batches: what this rank does, in order, by [`forward`](Self::forward) and
     /// [`backward`](Self::backward).
     pub fn begin(&self, batches: usize) -> Vec<Action> {

@@ -3,6 +3,7 @@
 use serde_json::json;
 use stage::Exit;
 use tables::Validation;
+use tch::Kind;
 
 use super::world::{SQUARE, TALL, World, difference};
 
@@ -257,4 +258,21 @@ fn the_best_checkpoint_is_kept_and_named() {
     world.run("newest", over("default")).unwrap();
     assert_eq!(world.checkpoints("newest"), names[1..]);
     assert!(!world.output("newest").join("best.json").exists());
+}
+
+/// A checkpoint in bf16 is as diffusers writes it: what a model keeps in f32 there (`_keep_in_fp32_modules`) is in f32.
+#[test]
+fn a_checkpoint_keeps_wide_what_the_model_does() {
+    World::each(&[(SQUARE, 4)], |world| {
+        let over = json!({"model": {"torch_dtype": "bfloat16"}, "step_scheduler": {"max_steps": 1}});
+        world.run("run", over).unwrap();
+        let checkpoint = world.checkpoints("run").pop().unwrap();
+        let tensors = world.tensors("run", &format!("{checkpoint}/transformer/diffusion_pytorch_model.safetensors"));
+        let is_wan = tensors.keys().any(|name| name.starts_with("condition_embedder"));
+        for (name, tensor) in tensors {
+            let wide = ["rope", "time_embedder", "scale_shift_table", "norm1", "norm2", "norm3"];
+            let wide = is_wan && name.split('.').any(|part| wide.contains(&part));
+            assert_eq!(tensor.kind(), if wide { Kind::Float } else { Kind::BFloat16 }, "{name}");
+        }
+    });
 }
