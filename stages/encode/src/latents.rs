@@ -21,7 +21,7 @@ use crate::pictures::{Taken, prepare};
 use crate::plan::{Count, Item, Plan, Refusal};
 use crate::shards;
 use crate::stock::{File, Latents, Parts, Place, Stock};
-use crate::{Encode, ITEM_VERSION, KEPT, unusable};
+use crate::{CLIP_VERSION, Encode, ITEM_VERSION, KEPT, unusable};
 
 /// What came of the pictures.
 pub(crate) struct Made {
@@ -57,6 +57,7 @@ impl<'a> Keys<'a> {
         let mut what = json!({ "sample": item.digest, "bucket": item.bucket, "draw": draw, "background": background });
         if let Some(rate) = item.rate {
             what["rate"] = rate.into();
+            what["clips"] = CLIP_VERSION.into();
         }
         Digest::of_json(&json!({ "latent": what, "encoder": self.encoder }))
     }

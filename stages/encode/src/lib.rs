@@ -43,6 +43,9 @@ const VERSION: u32 = 3;
 /// The version of what is made of one item, in the keys of items: those that it does not change are taken over.
 pub(crate) const ITEM_VERSION: u32 = 2;
 
+/// The same of what only clips go through.
+pub(crate) const CLIP_VERSION: u32 = 2;
+
 /// Memory that a caption of 512 tokens needs on its way through T5-XXL, roughly.
 const CAPTION_BYTES: u64 = 256 << 20;
 

@@ -41,7 +41,7 @@ impl Stage for Train {
     fn describe() -> About {
         About {
             stage: "train",
-            version: 1,
+            version: 2,
             about: "Trains the denoiser by flow matching: full fine-tune, LoRA, or from random weights.",
             inputs: &[("shards", "shards"), ("captions", "encoded")],
             optional: &[],
