@@ -40,8 +40,8 @@ impl FlowMatching {
         let weighted = block.flag("use_loss_weighting").unwrap_or(true);
         let adapter_type = block.name("adapter_type", &ADAPTERS);
         let family = adapter_type.filter(|name| *name != "simple");
-        // The peer's `simple` adapter (Wan) drops no captions, whatever is set; here what is set counts.
-        let dropout = if adapter_type == Some("simple") { 0.0 } else { 0.1 };
+        // The peer's `simple` adapter, its default, drops no captions, whatever is set; here what is set counts.
+        let dropout = if adapter_type.is_none_or(|name| name == "simple") { 0.0 } else { 0.1 };
         let adapter = block.block_or_empty("adapter_kwargs");
         let flow = Self {
             timestep_sampling: block.name("timestep_sampling", &Sampling::NAMES).unwrap_or("logit_normal"),

@@ -81,6 +81,11 @@ impl<'r> Block<'r> {
         self.values.get(key).is_some_and(|value| !value.is_null())
     }
 
+    /// Whether `key` was written as `null`.
+    pub(crate) fn is_null(&self, key: &str) -> bool {
+        self.values.get(key).is_some_and(Value::is_null)
+    }
+
     fn typed<T>(&mut self, key: &'static str, expected: &str, read: impl Fn(&Value) -> Option<T>) -> Option<T> {
         let value = self.take(key)?;
         let read = read(&value);

@@ -26,7 +26,7 @@ impl StepScheduler {
         let epochs_given = block.has("num_epochs");
         let max_steps = block.positive("max_steps");
         let num_epochs = block.positive("num_epochs");
-        let every_given = block.has("ckpt_every_steps");
+        let every_given = block.has("ckpt_every_steps") || block.is_null("ckpt_every_steps");
         let scheduler = Self {
             global_batch_size: block.positive("global_batch_size").unwrap_or(32),
             local_batch_size: block.positive("local_batch_size").unwrap_or(1),

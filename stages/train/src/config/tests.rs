@@ -174,6 +174,18 @@ fn optimizer_state_is_kept_as_asked() {
     assert_eq!(problems[0].message, "`optimizer.state_dtype` is \"float8\", which no state is kept in");
 }
 
+/// What is left out is the peer's default, and `null` is what is written.
+#[test]
+fn what_is_left_out_is_as_the_peer_has_it() {
+    let flow = |yaml: &str| loaded(yaml, json!({})).config.flow_matching.cfg_dropout_prob;
+    assert_eq!(flow("seed: 1\n"), 0.0, "`simple` drops no captions");
+    assert_eq!(flow("flow_matching: {adapter_type: simple}\n"), 0.0);
+    assert_eq!(flow("flow_matching: {adapter_type: flux}\n"), 0.1);
+    let every = |yaml: &str| loaded(yaml, json!({})).config.step_scheduler.ckpt_every_steps;
+    assert_eq!(every("seed: 1\n"), Some(100));
+    assert_eq!(every("step_scheduler: {ckpt_every_steps: null}\n"), None, "at the end of each epoch");
+}
+
 #[test]
 fn the_recipes_table_overrides_the_file() {
     let over = json!({"seed": 7, "optimizer": {"lr": 1e-3}, "model": {"pretrained_model_name_or_path": "here"}});
