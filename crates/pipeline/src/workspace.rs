@@ -189,7 +189,7 @@ impl Workspace {
         }
         let answers = together(&drafts, |draft| self.check(draft));
         let mut prepared = Vec::new();
-        let mut finder = Finder::new(&self.cache, self.options.update);
+        let mut finder = Finder::new(&self.cache, &self.runs, self.options.update);
         for (draft, answer) in drafts.into_iter().zip(answers) {
             let (name, Answer { checked, consulted }) = (&draft.node.name, answer?);
             // What is wrong may be that something is not there, which need not matter.

@@ -125,7 +125,8 @@ pub struct Source {
     pub location: String,
     /// Asked revision on the Hub (branch, tag or commit); `None` is `main`.
     pub revision: Option<String>,
-    /// Globs, relative to the root of the source, of the files that count; empty means all.
+    /// Globs, relative to the root of the source, of the files that count; empty means all. One that begins with `!` takes
+    /// files out.
     pub parts: Vec<String>,
 }
 
@@ -151,7 +152,8 @@ pub struct ResolvedSource {
     pub location: String,
     /// Commit on the Hub that `revision` meant when it was resolved.
     pub commit: Option<String>,
-    /// Globs of the files that count.
+    /// Globs of the files that count: those asked for, less what the runner itself keeps in the folder. What is read and not
+    /// among them may change without a new key.
     pub parts: Vec<String>,
     /// Identity of the contents: equal contents, equal digest, wherever they lie.
     pub digest: String,

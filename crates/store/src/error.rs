@@ -30,7 +30,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// A source of which no file counts.
-    #[error("`{}` has no file that matches {}", path.display(), told(globs))]
+    #[error("`{}` has no file that matches {}", path.display(), spec::glob::told(globs))]
     #[diagnostic(code(store::empty))]
     Empty {
         /// The folder.
@@ -58,12 +58,4 @@ pub enum Error {
     #[error("`{0}` is not a digest: 64 hexadecimal digits are expected")]
     #[diagnostic(code(store::digest))]
     Digest(String),
-}
-
-fn told(globs: &[String]) -> String {
-    if globs.is_empty() {
-        "anything".to_owned()
-    } else {
-        globs.iter().map(|glob| format!("`{glob}`")).collect::<Vec<_>>().join(", ")
-    }
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use spec::glob::matches_any;
+use spec::glob::{matches_any, takes_out};
 
 use crate::{Cache, Digest, Error, Memo, Result};
 
@@ -184,12 +184,16 @@ fn walk(
     for entry in fs_err::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
-        let name = name.to_str().ok_or_else(|| Error::Name { path: entry.path() })?;
-        let relative = format!("{prefix}{name}");
+        let relative = format!("{prefix}{}", name.to_string_lossy());
+        let none_below = takes_out(globs, &relative);
+        if name.to_str().is_none() && !none_below {
+            return Err(Error::Name { path: entry.path() });
+        }
         // The folder says what is a link; asking for the rest by name in the open folder is cheaper than by path.
         let linked = entry.file_type()?.is_symlink();
         let meta = if linked { fs_err::metadata(entry.path()) } else { entry.metadata() };
         match meta {
+            Ok(meta) if meta.is_dir() && none_below => {}
             Ok(meta) if meta.is_dir() => walk(&entry.path(), &format!("{relative}/"), globs, above, files)?,
             Ok(meta) if meta.is_file() && matches_any(globs, &relative) => {
                 files.push((relative, FileStamp::of_metadata(&meta)));
@@ -197,6 +201,7 @@ fn walk(
             // A dangling link has no contents.
             Ok(_) => {}
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            Err(_) if none_below && !matches_any(globs, &relative) => {}
             Err(error) => return Err(error.into()),
         }
     }
@@ -255,6 +260,26 @@ mod tests {
         assert_ne!(after.digest, before.digest);
         fs_err::rename(data.join("a.png"), data.join("c.png")).unwrap();
         assert_ne!(cache.identify(&data, &globs).unwrap().digest, after.digest);
+    }
+
+    #[test]
+    fn what_is_taken_out_is_not_looked_into_and_changes_no_identity() {
+        let (_folder, cache, data) = setup();
+        let visible = ["!.*".to_owned(), "!*/.*".to_owned()];
+        let before = cache.identify(&data, &[]).unwrap();
+        assert_eq!(cache.identify(&data, &visible).unwrap(), before, "nothing is hidden yet");
+        fs_err::create_dir_all(data.join("sub/.store")).unwrap();
+        fs_err::write(data.join(".DS_Store"), "x").unwrap();
+        fs_err::write(data.join("sub/.store/c.png"), "y").unwrap();
+        std::os::unix::fs::symlink(".loop", data.join(".loop")).unwrap();
+        assert!(cache.identify(&data, &[]).is_err(), "a link to itself cannot be followed");
+        assert_eq!(cache.identify(&data, &visible).unwrap(), before);
+        // What a visible link leads to is read, wherever it lies.
+        std::os::unix::fs::symlink(".store/c.png", data.join("sub/c.png")).unwrap();
+        let linked = cache.identify(&data, &visible).unwrap();
+        assert_eq!(linked.entries.iter().filter(|entry| entry.path == "sub/c.png").count(), 1);
+        fs_err::write(data.join("sub/.store/c.png"), "z").unwrap();
+        assert_ne!(cache.identify(&data, &visible).unwrap(), linked);
     }
 
     #[test]

@@ -5,8 +5,10 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use media::Picture;
+use stage::Failure;
 
 use crate::layout::{name, stem};
+use crate::origin::unreadable;
 use crate::parameters::MissingCaption;
 use crate::row::Refusal;
 
@@ -31,14 +33,13 @@ pub(crate) struct Accepted {
     pub(crate) picture: Option<Picture>,
 }
 
-/// Reads the file of a row.
-pub(crate) fn read(place: &Path) -> Result<Vec<u8>, Refusal> {
-    let unreadable = |error: std::io::Error| Refusal::new("unreadable", error.to_string());
+/// Reads the file of a row, which is there: what keeps it from being read is no property of the data set.
+pub(crate) fn read(place: &Path) -> Result<Result<Vec<u8>, Refusal>, Failure> {
     let length = fs_err::metadata(place).map_err(unreadable)?.len();
     if length > LONGEST {
-        return Err(Refusal::new("too_large", format!("a file of {length} bytes; the most is {LONGEST}")));
+        return Ok(Err(Refusal::new("too_large", format!("a file of {length} bytes; the most is {LONGEST}"))));
     }
-    fs_err::read(place).map_err(unreadable)
+    fs_err::read(place).map(Ok).map_err(unreadable)
 }
 
 /// Judges bytes and caption; `keep` says whether the decoded picture is wanted.
@@ -118,6 +119,23 @@ fn settle(caption: Option<String>, file: Option<&str>, policy: MissingCaption) -
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_keeps_a_file_from_being_read_is_a_failure_and_its_length_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let gone = folder.path().join("gone.png");
+        std::os::unix::fs::symlink("gone.png", &gone).unwrap();
+        // A folder where a file was listed, a link to itself, a file that went meanwhile.
+        for place in [folder.path(), &gone, &folder.path().join("never.mp4")] {
+            let failure = read(place).unwrap_err();
+            assert_eq!(failure.exit, stage::Exit::Io);
+            assert!(failure.problem.message.contains(&place.display().to_string()), "{failure:?}");
+            assert!(failure.problem.help.unwrap().contains("run again"));
+        }
+        let long = folder.path().join("long.mp4");
+        fs_err::File::create(&long).unwrap().set_len(LONGEST + 1).unwrap();
+        assert_eq!(read(&long).unwrap().unwrap_err().reason, "too_large");
+    }
 
     #[test]
     fn a_file_name_becomes_a_caption_only_when_asked_to() {

@@ -7,11 +7,21 @@ const PICTURES: &[&str] = &[
     "jpg", "jpeg", "jpe", "jfif", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "heic", "jxl", "jp2", "mp4",
     "m4v", "mov", "mkv", "webm", "avi",
 ];
-/// Globs over the files of a Hub repository that can be part of a data set; the others (cards, scripts) do not count.
+
+/// Takes hidden files out, such as `.DS_Store` or a cache in `.pipeline`.
+const VISIBLE: &[&str] = &["!.*", "!*/.*"];
+/// Takes out what nearly every repository of the Hub has and no data set consists of.
+const NO_CARDS: &[&str] = &["!README.md", "!LICENSE", "!LICENSE.md", "!LICENSE.txt"];
+
+/// Globs of the files of a folder that are part of a data set. Whatever is not among them is not read, so that nothing is
+/// read that the identity of the data set does not count.
+pub(crate) fn parts() -> Vec<String> {
+    VISIBLE.iter().map(|glob| (*glob).to_owned()).collect()
+}
+
+/// As [`parts`], of a repository of the Hub. Metadata may name files of any kind, so few are left out.
 pub(crate) fn hub_parts() -> Vec<String> {
-    let others = ["parquet", "jsonl", "csv", "txt", "caption"];
-    let extensions = PICTURES.iter().chain(&others);
-    extensions.flat_map(|e| [format!("*.{e}"), format!("*.{}", e.to_ascii_uppercase())]).collect()
+    VISIBLE.iter().chain(NO_CARDS).map(|glob| (*glob).to_owned()).collect()
 }
 
 /// Files that describe a data set and are no part of it.
@@ -34,7 +44,7 @@ impl Layout {
         let files = &listing.files;
         let select =
             |keep: &dyn Fn(&str) -> bool| -> Vec<String> { files.iter().filter(|f| keep(f)).cloned().collect() };
-        let pictures = || select(&|path| PICTURES.contains(&extension(path).as_str()));
+        let pictures = || select(&is_picture);
         let tables = select(&|path| matches!(name(path), "metadata.jsonl" | "metadata.csv"));
         if !tables.is_empty() {
             return Self::Metadata { tables, pictures: pictures() };
@@ -43,10 +53,16 @@ impl Layout {
         if !parquet.is_empty() {
             return Self::Parquet { files: parquet, ignored: pictures() };
         }
-        let captions = select(&|path| matches!(extension(path).as_str(), "txt" | "caption") && !is_about(path));
-        let pictures = select(&|path| !is_about(path) && !captions.iter().any(|caption| caption == path));
+        let is_caption = |path: &String| matches!(extension(path).as_str(), "txt" | "caption");
+        let counted = files.iter().filter(|path| !is_about(path)).cloned();
+        let (captions, pictures) = counted.partition(is_caption);
         Self::SideCar { pictures, captions }
     }
+}
+
+/// Whether the extension is one of a picture or clip.
+pub(crate) fn is_picture(path: &str) -> bool {
+    PICTURES.contains(&extension(path).as_str())
 }
 
 /// Text beside a data set, such as `README.md`.
@@ -119,8 +135,8 @@ mod tests {
     fn names_decide() {
         let owned = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
         assert_eq!(
-            layout(&["README.md", "a.jpg", "b.bin", "a.txt", "LICENSE", "license.txt"]),
-            Layout::SideCar { pictures: owned(&["a.jpg", "b.bin"]), captions: owned(&["a.txt"]) }
+            layout(&["README.md", "a.jpg", "b.bin", "a.txt", "b.Caption", "LICENSE", "license.txt"]),
+            Layout::SideCar { pictures: owned(&["a.jpg", "b.bin"]), captions: owned(&["a.txt", "b.Caption"]) }
         );
         assert_eq!(
             layout(&["a.JPG", "note.txt", "x/metadata.csv"]),

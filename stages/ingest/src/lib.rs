@@ -67,11 +67,14 @@ impl Stage for Ingest {
                 checked.sources.push(source(SourceKind::HubDataset, id, revision, layout::hub_parts()));
             }
             Ok(Place::Local(path)) => match look(&path, parameters) {
-                Err(problem) => fail(problem),
+                Err(failure) => {
+                    fail(failure.problem);
+                    checked.exit = (failure.exit == Exit::Io).then_some(Exit::Io.code());
+                }
                 Ok(notes) => {
                     checked.notes = notes;
                     let location = path.to_string_lossy().into_owned();
-                    checked.sources.push(source(SourceKind::Path, location, None, Vec::new()));
+                    checked.sources.push(source(SourceKind::Path, location, None, layout::parts()));
                 }
             },
         }
@@ -82,8 +85,10 @@ impl Stage for Ingest {
         let source = work.request.sources.get("dataset");
         let source = source.ok_or_else(|| spec::Problem::new("the request has no source `dataset`"))?;
         let origin = match (source.kind, &source.commit) {
-            (SourceKind::Path, _) => Origin::local(&work.request.base_dir.join(&source.location))?,
-            (SourceKind::HubDataset | SourceKind::HubModel, Some(commit)) => Origin::hub(&source.location, commit)?,
+            (SourceKind::Path, _) => Origin::local(&work.request.base_dir.join(&source.location), &source.parts)?,
+            (SourceKind::HubDataset | SourceKind::HubModel, Some(commit)) => {
+                Origin::hub(&source.location, commit, &source.parts)?
+            }
             (SourceKind::HubDataset | SourceKind::HubModel, None) => {
                 return Err(spec::Problem::new("the request names no commit of the data set").into());
             }
@@ -93,20 +98,17 @@ impl Stage for Ingest {
 }
 
 /// Looks a local data set over; notes on how it is understood.
-fn look(path: &Path, parameters: &Parameters) -> Result<Vec<String>, spec::Problem> {
-    if !path.exists() {
-        return Err(spec::Problem::new(format!("the data set `{}` does not exist", path.display()))
-            .help("a relative path starts at the recipe's folder"));
+fn look(path: &Path, parameters: &Parameters) -> Result<Vec<String>, Failure> {
+    if fs_err::metadata(path).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+        let problem = spec::Problem::new(format!("the data set `{}` does not exist", path.display()));
+        return Err(Failure::new(Exit::Input, problem.help("a relative path starts at the recipe's folder")));
     }
     let quiet = stage::Events::to(Box::new(std::io::sink()));
-    let look = || {
-        let source = source::Source::open(Origin::local(path)?, parameters, &quiet)?;
-        if source.count()? == Some(0) {
-            return Err(work::empty(&path.display().to_string()));
-        }
-        Ok(source.notes)
-    };
-    look().map_err(|failure: Failure| failure.problem)
+    let source = source::Source::open(Origin::local(path, &[])?, parameters, &quiet)?;
+    if source.count()? == Some(0) {
+        return Err(work::empty(&path.display().to_string()));
+    }
+    Ok(source.notes)
 }
 
 /// A failure of the tables this stage writes: the disk, not the data.

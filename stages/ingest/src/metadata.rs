@@ -9,7 +9,7 @@ use spec::counted;
 use stage::{Exit, Failure};
 
 use crate::layout::{extension, folder};
-use crate::origin::Origin;
+use crate::origin::{Origin, unreadable};
 use crate::parameters::Parameters;
 use crate::row::{CAPTION_NAMES, Column, IMAGE_NAMES, Media, Refusal, Row, Rows, choose, listed};
 
@@ -41,7 +41,7 @@ impl Metadata {
     ) -> Result<Self, Failure> {
         let mut lines = Vec::new();
         for (table, place) in tables.iter().zip(places) {
-            let bytes = fs_err::read(place.as_ref()).map_err(|error| Failure::from_error(error).exit(Exit::Input))?;
+            let bytes = fs_err::read(place.as_ref()).map_err(unreadable)?;
             match extension(table).as_str() {
                 "csv" => read_csv(table, &bytes, &mut lines),
                 _ => read_jsonl(table, &bytes, &mut lines),
@@ -60,7 +60,7 @@ impl Metadata {
     }
 
     pub(crate) fn rows<'a>(&'a self, origin: &'a Origin) -> Rows<'a> {
-        let lines = self.lines.iter().map(move |line| Ok(self.row(line, origin)));
+        let lines = self.lines.iter().map(move |line| self.row(line, origin));
         let orphans = self.orphans.iter().map(|path| {
             let refusal = Refusal::new("no_metadata", "no row of the metadata names this file");
             Ok(Row { source: path.clone(), name: None, media: Err(refusal), caption: Ok(None) })
@@ -68,11 +68,12 @@ impl Metadata {
         Box::new(lines.chain(orphans))
     }
 
-    fn row(&self, line: &Line, origin: &Origin) -> Row {
+    fn row(&self, line: &Line, origin: &Origin) -> Result<Row, Failure> {
         let values = match &line.values {
             Ok(values) => values,
             Err(refusal) => {
-                return Row { source: line.source.clone(), name: None, media: Err(refusal.clone()), caption: Ok(None) };
+                let media = Err(refusal.clone());
+                return Ok(Row { source: line.source.clone(), name: None, media, caption: Ok(None) });
             }
         };
         let stated = match values.get(&self.file.name) {
@@ -87,12 +88,16 @@ impl Metadata {
             Some(Value::String(caption)) => Ok(Some(caption.clone())),
             Some(other) => Err(Refusal::new("metadata", format!("the caption should be a text, but is {other}"))),
         };
-        let media = stated.and_then(|stated| origin.locate(&line.folder, stated)).map(Media::File);
+        let media = match stated {
+            Ok(stated) => origin.locate(&line.folder, stated)?.map(Media::File),
+            Err(refusal) => Err(refusal),
+        };
         let source = match &media {
             Ok(Media::File(path)) => path.clone(),
             _ => line.source.clone(),
         };
-        Row { source, name: values.get(&self.file.name).and_then(Value::as_str).map(str::to_owned), media, caption }
+        let name = values.get(&self.file.name).and_then(Value::as_str).map(str::to_owned);
+        Ok(Row { source, name, media, caption })
     }
 }
 

@@ -12,7 +12,7 @@ use stage::Colour;
 #[derive(Debug, Clone, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Parameters {
-    /// A folder, a Parquet file or a folder of them, relative to the recipe; or `hf://datasets/OWNER/NAME`, with `@REVISION` if need be.
+    /// A folder, a Parquet file or a folder of them, relative to the recipe; or `hf://datasets/OWNER/NAME`, with `@REVISION` if need be. Hidden files are no part of it.
     pub dataset: String,
     /// Revision of a data set on the Hub: a branch, tag or commit.
     #[serde(default)]

@@ -11,7 +11,7 @@ use spec::Problem;
 use stage::{Exit, Failure};
 
 use crate::layout::folder;
-use crate::origin::Origin;
+use crate::origin::{Origin, unreadable};
 use crate::parameters::{MissingCaption, Parameters};
 use crate::row::{CAPTION_NAMES, Column, IMAGE_NAMES, Media, Refusal, Row, Rows, choose, listed};
 
@@ -29,11 +29,16 @@ pub(crate) struct Columns {
 
 /// Opens a file.
 fn open(place: &Path) -> Result<ParquetRecordBatchReaderBuilder<std::fs::File>, Failure> {
-    let file = fs_err::File::open(place).map_err(|error| Failure::from_error(error).exit(Exit::Input))?;
-    ParquetRecordBatchReaderBuilder::try_new(file.into_parts().0).map_err(|error| unreadable(place, &error))
+    let file = fs_err::File::open(place).map_err(unreadable)?;
+    ParquetRecordBatchReaderBuilder::try_new(file.into_parts().0).map_err(|error| broken(place, &error))
 }
 
-fn unreadable(place: &Path, error: &dyn std::fmt::Display) -> Failure {
+/// Not Parquet; unless it is the disk that does not give the file, which the reader's errors do not always tell.
+fn broken(place: &Path, error: &dyn std::fmt::Display) -> Failure {
+    let read = fs_err::File::open(place).and_then(|mut file| std::io::copy(&mut file, &mut std::io::sink()));
+    if let Err(error) = read {
+        return unreadable(error);
+    }
     let message = format!("`{}` cannot be read as Parquet: {error}", place.display());
     Failure::new(Exit::Input, Problem::new(message).help("fetch or write the file again"))
 }
@@ -62,7 +67,7 @@ pub(crate) fn rows<'a>(
         wanted.push(find(builder.schema(), caption, place)?);
     }
     let mask = ProjectionMask::roots(builder.parquet_schema(), wanted);
-    let reader = builder.with_projection(mask).with_batch_size(BATCH).build().map_err(|e| unreadable(place, &e))?;
+    let reader = builder.with_projection(mask).with_batch_size(BATCH).build().map_err(|e| broken(place, &e))?;
     let place = place.to_owned();
     let batches = Batches { reader, place, first: 0 };
     Ok(Box::new(batches.flat_map(move |batch| match batch {
@@ -88,7 +93,7 @@ impl Iterator for Batches {
                 self.first += batch.num_rows() as u64;
                 Some(Ok((first, batch)))
             }
-            Err(error) => Some(Err(unreadable(&self.place, &error))),
+            Err(error) => Some(Err(broken(&self.place, &error))),
         }
     }
 }
@@ -182,7 +187,7 @@ fn batch_rows(
                 Some(None) => Err(Refusal::new("caption_encoding", "the caption is not text")),
             };
             let (media, name) = match &image {
-                Some(column) => picture_at(column.as_ref(), i, path, origin),
+                Some(column) => picture_at(column.as_ref(), i, path, origin)?,
                 None => (Err(Refusal::new("no_media", "the row has no picture")), None),
             };
             Ok(Row { source, name, media, caption })
@@ -198,10 +203,13 @@ fn plain_text(column: &ArrayRef) -> Option<ArrayRef> {
     }
 }
 
-fn picture_at(column: &dyn Array, i: usize, path: &str, origin: &Origin) -> (Result<Media, Refusal>, Option<String>) {
+/// A picture, or why there is none, and the name of its file.
+type Stated = (Result<Media, Refusal>, Option<String>);
+
+fn picture_at(column: &dyn Array, i: usize, path: &str, origin: &Origin) -> Result<Stated, Failure> {
     let none = || Refusal::new("no_media", "the row has no picture");
     if column.is_null(i) {
-        return (Err(none()), None);
+        return Ok((Err(none()), None));
     }
     let (bytes, stated) = match column.data_type() {
         DataType::Struct(_) => {
@@ -215,10 +223,10 @@ fn picture_at(column: &dyn Array, i: usize, path: &str, origin: &Origin) -> (Res
     };
     let media = match (bytes, &stated) {
         (Some(bytes), _) => Ok(Media::Bytes(bytes.to_vec())),
-        (None, Some(stated)) => origin.locate(folder(path), stated).map(Media::File),
+        (None, Some(stated)) => origin.locate(folder(path), stated)?.map(Media::File),
         (None, None) => Err(none()),
     };
-    (media, stated)
+    Ok((media, stated))
 }
 
 fn plain_text_at(column: &dyn Array, i: usize) -> Option<String> {

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use stage::{Events, Failure};
 
-use crate::layout::{extension, stem};
-use crate::origin::Origin;
+use crate::layout::{extension, is_picture, stem};
+use crate::origin::{Origin, unreadable};
 use crate::row::{Media, Refusal, Row, Rows};
 
 /// Rows in path order; captions without a picture follow, refused. Captions are read as they are needed.
@@ -40,11 +40,20 @@ pub(crate) fn count(pictures: &[String], captions: &[String]) -> u64 {
     (pictures.len() + captions.iter().filter(|path| !stems.contains(stem(path))).count()) as u64
 }
 
+/// Takes out of `pictures` what neither its extension nor a caption says to be one, refused: a repository of the Hub may hold
+/// archives, which are not fetched to find that out.
+pub(crate) fn set_aside(pictures: &mut Vec<String>, captions: &[String]) -> Vec<(String, Refusal)> {
+    let captioned: BTreeSet<&str> = captions.iter().map(|path| stem(path)).collect();
+    let likely = |path: &String| is_picture(path) || captioned.contains(stem(path));
+    let (wanted, others): (Vec<_>, Vec<_>) = std::mem::take(pictures).into_iter().partition(likely);
+    *pictures = wanted;
+    let refusal = || Refusal::new("unsupported", "not fetched: no name of a picture or clip, and no caption beside it");
+    others.into_iter().map(|path| (path, refusal())).collect()
+}
+
 fn read(file: &String, origin: &Origin, events: &Events) -> Result<Result<Option<String>, Refusal>, Failure> {
     let places = origin.fetch(std::slice::from_ref(file), events)?;
-    Ok(match fs_err::read(&places[0]).map(String::from_utf8) {
-        Ok(Ok(text)) => Ok(Some(text.trim_start_matches('\u{feff}').to_owned())),
-        Ok(Err(_)) => Err(Refusal::new("caption_encoding", format!("`{file}` is not UTF-8"))),
-        Err(error) => Err(Refusal::new("caption_unreadable", error.to_string())),
-    })
+    let text = String::from_utf8(fs_err::read(&places[0]).map_err(unreadable)?);
+    let text = text.map_err(|_| Refusal::new("caption_encoding", format!("`{file}` is not UTF-8")));
+    Ok(text.map(|text| Some(text.trim_start_matches('\u{feff}').to_owned())))
 }

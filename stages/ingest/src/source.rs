@@ -42,6 +42,7 @@ impl Source {
             }
             _ => Layout::of(&listing),
         };
+        let mut refused = listing.refused;
         let mut notes = Vec::new();
         if parameters.config.is_some() && !matches!(layout, Layout::Parquet { .. }) {
             notes.push("`config` has no effect: the data set has no Parquet files".to_owned());
@@ -78,10 +79,14 @@ impl Source {
                 if parameters.caption_column.is_some() || parameters.image_column.is_some() {
                     notes.push("column names have no effect: captions are text files beside the pictures".to_owned());
                 }
+                let mut pictures = pictures;
+                if matches!(origin, Origin::Hub { .. }) {
+                    refused.extend(sidecar::set_aside(&mut pictures, &captions));
+                }
                 Kind::SideCar { pictures, captions }
             }
         };
-        Ok(Self { origin, kind, refused: listing.refused, notes })
+        Ok(Self { origin, kind, refused, notes })
     }
 
     /// All rows, in an order that depends on the data set alone.

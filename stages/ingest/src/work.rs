@@ -53,10 +53,10 @@ pub(crate) fn run(work: &Work<Ingest>, origin: Origin) -> Result<Outcome, Failur
         let mut left: Vec<_> = chunk.into_iter().zip(places).collect();
         while !left.is_empty() {
             let group: Vec<_> = left.drain(..at_once(&left)).collect();
-            let judged: Vec<(String, Result<Accepted, Refusal>)> = pool.install(|| {
+            let judged: Vec<Judged> = pool.install(|| {
                 let one = |(row, place): (Row, Option<PathBuf>)| judge_row(work, row, place.as_deref(), dump.is_some());
-                group.into_par_iter().map(one).collect()
-            });
+                group.into_par_iter().map(one).collect::<Result<_, Failure>>()
+            })?;
             let mut named = Vec::new();
             for (source, verdict) in judged {
                 match verdict {
@@ -146,18 +146,21 @@ fn fetch(rows: &[Row], origin: &Origin, events: &Events) -> Result<Vec<Option<Pa
     Ok(rows.iter().map(|row| file(row).and_then(|_| places.next())).collect())
 }
 
-fn judge_row(work: &Work<Ingest>, row: Row, place: Option<&Path>, keep: bool) -> (String, Result<Accepted, Refusal>) {
+/// Where a row stands, and what became of it.
+type Judged = (String, Result<Accepted, Refusal>);
+
+fn judge_row(work: &Work<Ingest>, row: Row, place: Option<&Path>, keep: bool) -> Result<Judged, Failure> {
     let Row { source, name, media, caption } = row;
     let bytes = match (media, place) {
         (Ok(Media::Bytes(bytes)), _) => Ok(bytes),
-        (Ok(Media::File(_)), Some(place)) => read(place),
+        (Ok(Media::File(_)), Some(place)) => read(place)?,
         (Ok(Media::File(path)), None) => Err(Refusal::new("missing_file", format!("`{path}` was not found"))),
         (Err(refusal), _) => Err(refusal),
     };
     let policy = work.parameters.missing_caption;
     let background = work.settings.background.0;
     let verdict = bytes.and_then(|bytes| judge(bytes, caption, name.as_deref(), policy, background, keep));
-    (source, verdict)
+    Ok((source, verdict))
 }
 
 fn write_picture(folder: &Path, id: &str, picture: Option<&media::Picture>) -> Result<(), Failure> {

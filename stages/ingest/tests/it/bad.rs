@@ -137,6 +137,8 @@ fn the_key_holds_no_place() {
     assert_eq!(checked.sources[0].location, world.path("set").to_string_lossy());
     let remote = world.check(json!({"dataset": "hf://datasets/o/n@v2"}));
     assert_eq!((remote.sources[0].location.as_str(), remote.sources[0].revision.as_deref()), ("o/n", Some("v2")));
-    assert!(remote.sources[0].parts.contains(&"*.parquet".to_owned()));
+    let counts = |path| spec::glob::matches_any(&remote.sources[0].parts, path);
+    assert!(["a.parquet", "images/0001", "x/Photo.Png", "x/README.md.png"].into_iter().all(counts));
+    assert!(![".gitattributes", "x/.cache/a.png", "README.md"].into_iter().any(counts));
     assert_eq!(remote.key, checked.key);
 }

@@ -3,7 +3,7 @@
 use image::ImageFormat;
 use serde_json::json;
 
-use crate::support::{World, picture, png};
+use crate::support::{Ran, World, picture, png};
 
 #[test]
 fn metadata_rows_become_samples_in_their_order() {
@@ -51,6 +51,35 @@ fn side_car_captions_of_both_kinds() {
     assert_eq!(ran.captions(), [("a.png", "of a"), ("c.png", ""), ("x/b.png", "of b")]);
     let ran = world.run(json!({"dataset": "set", "missing_caption": "filename"})).unwrap();
     assert_eq!(ran.captions()[1], ("c.png", "c"));
+}
+
+#[test]
+fn hidden_files_are_no_part_of_a_data_set_whatever_names_them() {
+    let world = World::new();
+    world
+        .write("set/a.png", png(1))
+        .write("set/.store/b.png", png(2))
+        .write("set/x/.c.png", png(3))
+        .write("set/runs/demo/d.png", png(4));
+    fs_err::os::unix::fs::symlink(".store/b.png", world.path("set/b.png")).unwrap();
+    let names = ["a.png", "b.png", ".store/b.png", "x/.c.png", "./x/.c.png"];
+    let rows = names.map(|name| json!({"file_name": name, "text": name}).to_string());
+    world.write("set/metadata.jsonl", rows.join("\n"));
+    let ran = world.run(json!({"dataset": "set"})).unwrap();
+    assert_eq!(ran.captions(), [("a.png", "a.png"), ("b.png", "b.png")]);
+    let refused = |line| (format!("metadata.jsonl:{line}"), "outside".to_owned());
+    let mut expected =
+        vec![refused(3), refused(4), refused(5), ("runs/demo/d.png".to_owned(), "no_metadata".to_owned())];
+    let told = |ran: &Ran| ran.rejects.iter().map(|r| (r.source.clone(), r.reason.clone())).collect::<Vec<_>>();
+    assert_eq!(told(&ran), expected);
+    assert!(ran.rejects[0].detail.contains("hidden"), "{}", ran.rejects[0].detail);
+
+    // What the runner does not count is not read, either.
+    let counted =
+        [world.check(json!({"dataset": "set"})).sources[0].parts.clone(), vec!["!runs/*".to_owned()]].concat();
+    let ran = world.run_counting(json!({"dataset": "set"}), counted).unwrap();
+    expected.pop();
+    assert_eq!(told(&ran), expected);
 }
 
 #[test]

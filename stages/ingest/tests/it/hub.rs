@@ -96,6 +96,80 @@ fn hub_data_sets_are_read_as_local_ones_also_offline_and_through_trouble() {
     assert!(failed["problem"]["message"].as_str().unwrap().contains("HF_HUB_OFFLINE"), "{failed}");
 }
 
+/// Runs, and holds each file that was fetched against the files that count: a change of it must be a change of the identity.
+fn told_and_counted(world: &World, server: &Loopback, id: &str) -> (Vec<(String, String)>, Vec<(String, String)>) {
+    let options = Options { endpoint: Some(server.endpoint().to_owned()), cache: world.path("hf/hub"), ..options() };
+    let (hub, repo) = (Hub::new(options).unwrap(), Repo::dataset(id).unwrap());
+    let parts = world.check(json!({"dataset": format!("hf://datasets/{id}")})).sources.remove(0).parts;
+    let counted = || {
+        let files = hub.files(&repo, &hub.resolve(&repo, None).unwrap()).unwrap().into_iter();
+        let files = files.filter(|file| spec::glob::matches_any(&parts, &file.path));
+        files.map(|file| (file.path, file.identity)).collect::<Vec<_>>()
+    };
+    let before = counted();
+    let commit = hub.resolve(&repo, None).unwrap();
+    server.forget();
+    let (done, samples, rejects) = run(world, server.endpoint(), false, id, commit.as_str());
+    assert_eq!(done["event"], "done", "{done}");
+    let marker = format!("/resolve/{commit}/");
+    let requests = server.requests();
+    let fetched = requests.iter().filter_map(|line| line.split_once(&marker)?.1.split(' ').next());
+    let fetched: std::collections::BTreeSet<&str> = fetched.collect();
+    assert!(fetched.len() > 2, "{requests:?}");
+    for path in fetched {
+        let place = world.path("served").join(path);
+        let bytes = fs_err::read(&place).unwrap();
+        fs_err::write(&place, [bytes.as_slice(), b"!"].concat()).unwrap();
+        assert_ne!(counted(), before, "`{path}` was read and does not count");
+        fs_err::write(&place, bytes).unwrap();
+        assert_eq!(counted(), before);
+    }
+    for path in ["README.md", ".gitattributes", ".cache/x.png"] {
+        world.write(&format!("served/{path}"), "other");
+        assert_eq!(counted(), before, "{path}");
+    }
+    let samples = samples.into_iter().map(|s| (s.source, s.caption)).collect();
+    (samples, rejects.into_iter().map(|r| (r.source, r.reason)).collect())
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> Vec<(String, String)> {
+    pairs.iter().map(|(a, b)| ((*a).to_owned(), (*b).to_owned())).collect()
+}
+
+#[test]
+fn whatever_metadata_names_counts_whatever_its_name() {
+    let world = World::new();
+    world.write("served/README.md", "# card").write("served/.gitattributes", "x").write("served/archive.zip", "PK");
+    let names = ["images/0001", "images/Photo.Png", "images/x.dat", ".hidden/a.png", "README.md", "images/gone"];
+    for (seed, name) in names[..4].iter().enumerate() {
+        world.write(&format!("served/{name}"), png(seed as u8));
+    }
+    let rows = names.map(|name| json!({"file_name": name, "text": "of it"}).to_string());
+    world.write("served/metadata.jsonl", rows.join("\n"));
+    let server = Loopback::start().dataset("o/any", &world.path("served"));
+    let (samples, rejects) = told_and_counted(&world, &server, "o/any");
+    assert_eq!(samples, pairs(&[("images/0001", "of it"), ("images/Photo.Png", "of it"), ("images/x.dat", "of it")]));
+    let missing = ["metadata.jsonl:4", "metadata.jsonl:5", "metadata.jsonl:6"].map(|source| (source, "missing_file"));
+    assert_eq!(rejects, pairs(&missing));
+}
+
+#[test]
+fn loose_files_count_whatever_their_case_and_what_is_no_picture_is_not_fetched() {
+    let world = World::new();
+    for (seed, (name, caption)) in
+        [("a.Jpg", "a.txt"), ("deep/0001", "deep/0001.Txt"), ("c.PNG", "c.caption")].into_iter().enumerate()
+    {
+        world.write(&format!("served/{name}"), png(seed as u8)).write(&format!("served/{caption}"), "of it");
+    }
+    world.write("served/README.md", "# card").write("served/all.Zip", "PK").write("served/load.py", "import os");
+    let server = Loopback::start().dataset("o/loose", &world.path("served"));
+    let (samples, rejects) = told_and_counted(&world, &server, "o/loose");
+    assert_eq!(samples, pairs(&[("a.Jpg", "of it"), ("c.PNG", "of it"), ("deep/0001", "of it")]));
+    assert_eq!(rejects, pairs(&[("all.Zip", "unsupported"), ("load.py", "unsupported")]));
+    let requests = server.requests().concat();
+    assert!(requests.contains("deep/0001") && !requests.contains("all.Zip") && !requests.contains("load.py"));
+}
+
 fn options() -> Options {
     Options {
         endpoint: None,

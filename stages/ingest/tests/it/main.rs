@@ -4,6 +4,7 @@
 
 mod bad;
 mod clips;
+mod disk;
 mod folder;
 mod hub;
 mod parquet;

@@ -54,25 +54,32 @@ impl World {
     }
 
     pub(crate) fn run_with(&self, parameters: Value, settings: Value) -> Result<Ran, Failure> {
-        let checked = self.check(parameters.clone());
-        assert_eq!(checked.problems, [], "{parameters}");
-        self.run_on(parameters, settings, SourceKind::Path, &checked.sources[0].location, None)
+        self.run_on(parameters, settings, Vec::new(), &Log::default())
     }
 
-    pub(crate) fn run_on(
+    /// As [`World::run`]; `meanwhile` is done when the first row is refused.
+    pub(crate) fn run_while(
         &self,
         parameters: Value,
-        settings: Value,
-        kind: SourceKind,
-        location: &str,
-        commit: Option<String>,
+        meanwhile: impl FnOnce() + Send + 'static,
     ) -> Result<Ran, Failure> {
-        let location = location.to_owned();
-        let source = ResolvedSource { kind, location, commit, parts: Vec::new(), digest: String::new() };
+        let log = Log { meanwhile: Arc::new(Mutex::new(Some(Box::new(meanwhile)))), ..Log::default() };
+        self.run_on(parameters, json!({}), Vec::new(), &log)
+    }
+
+    /// As [`World::run`], of the files that `parts` count.
+    pub(crate) fn run_counting(&self, parameters: Value, parts: Vec<String>) -> Result<Ran, Failure> {
+        self.run_on(parameters, json!({}), parts, &Log::default())
+    }
+
+    fn run_on(&self, parameters: Value, settings: Value, parts: Vec<String>, log: &Log) -> Result<Ran, Failure> {
+        let checked = self.check(parameters.clone());
+        assert_eq!(checked.problems, [], "{parameters}");
+        let location = checked.sources[0].location.clone();
+        let source = ResolvedSource { kind: SourceKind::Path, location, commit: None, parts, digest: String::new() };
         let output = self.0.path().join("artifact");
         let _ = fs_err::remove_dir_all(&output);
         fs_err::create_dir_all(&output).unwrap();
-        let log = Log::default();
         let work = Work::<Ingest> {
             parameters: serde_json::from_value(parameters).unwrap(),
             settings: serde_json::from_value(settings).unwrap(),
@@ -126,13 +133,19 @@ impl Ran {
     }
 }
 
+/// Events of a run, and what is done at the first refusal.
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct Log {
+    written: Arc<Mutex<Vec<u8>>>,
+    meanwhile: Arc<Mutex<Option<Meanwhile>>>,
+}
+
+type Meanwhile = Box<dyn FnOnce() + Send>;
 
 impl Log {
     /// Items of the `rejected` events.
     fn rejected(&self) -> Vec<String> {
-        let bytes = self.0.lock().unwrap();
+        let bytes = self.written.lock().unwrap();
         let events = bytes.split(|b| *b == b'\n').filter(|line| !line.is_empty());
         let events = events.map(|line| serde_json::from_slice::<Value>(line).unwrap());
         events.filter(|e| e["event"] == "rejected").map(|e| e["item"].as_str().unwrap().to_owned()).collect()
@@ -141,7 +154,12 @@ impl Log {
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
+        if bytes.windows(10).any(|word| word == b"\"rejected\"")
+            && let Some(meanwhile) = self.meanwhile.lock().unwrap().take()
+        {
+            meanwhile();
+        }
+        self.written.lock().unwrap().write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
