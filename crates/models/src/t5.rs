@@ -126,8 +126,12 @@ impl T5Encoder {
         }
         let encoder = b.pp("encoder");
         // One tensor under either name; files may hold both.
-        let table = if b.has("shared.weight") { b.pp("shared") } else { encoder.pp("embed_tokens") };
-        b.ignore("encoder.embed_tokens.weight");
+        let table = if b.has("shared.weight") {
+            b.ignore("encoder.embed_tokens.weight");
+            b.pp("shared")
+        } else {
+            encoder.pp("embed_tokens")
+        };
         let blocks = encoder.pp("block");
         let biases = if config.model_type == "umt5" { config.num_layers } else { 1 };
         let bias = |layer| {

@@ -4,11 +4,12 @@
 use std::path::{Path, PathBuf};
 
 use models::flux::{Config, Flux};
+use models::t5::T5Encoder;
 use models::tokenizer::Tokenizer;
 use models::{FAMILIES, Family, ModelFolder, family_of, flux_pipeline::FluxPipeline};
-use nn::{BuildOptions, Builder, lora};
+use nn::{BuildOptions, Builder, Weights, lora};
 use serde_json::{Value, json};
-use tch::{Device, Kind};
+use tch::{Device, Kind, Tensor};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/parity/fixtures").join(name)
@@ -220,4 +221,60 @@ fn more_tokens_than_the_encoder_takes_are_refused() {
         assert_eq!(error, format!("`max_sequence_length` is {asked}; `t5` takes 1 to 512"));
     }
     assert!(encoders.encode(&[], 16).unwrap().is_empty());
+}
+
+/// A safetensors file in which the table of a T5 encoder stands under each of `names`; none if it has none.
+fn with_table_under(bytes: &[u8], names: &[&str]) -> Option<Vec<u8>> {
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let mut data = bytes[8 + length..].to_vec();
+    let table = header.as_object_mut().unwrap().remove("shared.weight")?;
+    let range = [0, 1].map(|end| table["data_offsets"][end].as_u64().unwrap() as usize);
+    let numbers = data[range[0]..range[1]].to_vec();
+    for (copy, name) in names.iter().enumerate() {
+        header[*name] = table.clone();
+        if copy > 0 {
+            header[*name]["data_offsets"] = json!([data.len(), data.len() + numbers.len()]);
+            data.extend_from_slice(&numbers);
+        }
+    }
+    let header = header.to_string();
+    Some([&(header.len() as u64).to_le_bytes(), header.as_bytes(), &data].concat())
+}
+
+/// transformers writes it as `shared.weight`; other writers as `encoder.embed_tokens.weight`, or both.
+#[test]
+fn the_table_of_a_t5_encoder_may_have_either_name_or_both() {
+    let mut seen = 0;
+    for (name, folder) in models::testing::fixtures() {
+        for component in ["text_encoder", "text_encoder_2"] {
+            let file = folder.path.join(component).join("model.safetensors");
+            let Ok(bytes) = fs_err::read(&file) else { continue };
+            if with_table_under(&bytes, &["shared.weight"]).is_none() {
+                continue;
+            }
+            let config: Value = folder.config(component).unwrap();
+            let ids =
+                Tensor::from_slice(&[3i64, 1, 4, 1, 5]).remainder(config["vocab_size"].as_i64().unwrap()).view([1, -1]);
+            let embedded = |names: &[&str]| {
+                let scratch = tempfile::tempdir().unwrap();
+                fs_err::create_dir(scratch.path().join(component)).unwrap();
+                fs_err::copy(folder.path.join("model_index.json"), scratch.path().join("model_index.json")).unwrap();
+                let place = scratch.path().join(component);
+                fs_err::copy(folder.path.join(component).join("config.json"), place.join("config.json")).unwrap();
+                fs_err::write(place.join("model.safetensors"), with_table_under(&bytes, names).unwrap()).unwrap();
+                let copy = ModelFolder::open(scratch.path()).unwrap();
+                let builder = Builder::from_weights(Weights::open(&place, "model").unwrap(), frozen());
+                let encoder = T5Encoder::new(&copy, component, &builder).unwrap();
+                builder.finish().unwrap();
+                tch::no_grad(|| encoder.forward(&ids)).unwrap()
+            };
+            let usual = embedded(&["shared.weight"]);
+            for names in [&["encoder.embed_tokens.weight"][..], &["shared.weight", "encoder.embed_tokens.weight"]] {
+                assert_eq!(embedded(names), usual, "{name} {component} {names:?}");
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen >= 2, "{seen}");
 }

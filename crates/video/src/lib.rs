@@ -8,6 +8,7 @@ pub mod clock;
 mod colour;
 mod error;
 mod orientation;
+mod pixels;
 mod reader;
 mod timeline;
 mod writer;

@@ -5,16 +5,14 @@ use std::sync::Once;
 
 use bytes::Bytes;
 use ffmpeg_next as ff;
+use ffmpeg_next::format;
 use ffmpeg_next::format::context::{Input, StreamIo};
-use ffmpeg_next::format::{self, Pixel};
 use ffmpeg_next::frame::Video as Frame;
-use ffmpeg_next::software::scaling;
-use ffmpeg_next::util::color;
 use media::Picture;
 
-use crate::colour::Matrix;
 use crate::error::Error;
 use crate::orientation::Orientation;
+use crate::pixels::Converter;
 use crate::timeline::{Picker, usual_interval};
 
 /// What a clip is, found by decoding all of it.
@@ -123,7 +121,7 @@ struct Reader {
     shown: (u32, u32),
     nominal: f64,
     format: &'static str,
-    scaler: Option<scaling::Context>,
+    converter: Converter,
     last: Option<f64>,
     ended: bool,
 }
@@ -166,7 +164,7 @@ impl Reader {
             shown,
             decoder,
             format: container(&name, bytes),
-            scaler: None,
+            converter: Converter::default(),
             last: None,
             ended: false,
             input,
@@ -233,50 +231,8 @@ impl Reader {
 
     /// A frame as it is shown.
     fn picture(&mut self, frame: &Frame) -> Result<Picture, Error> {
-        let (width, height) = self.shown;
-        let rgb = frame.color_space() == color::Space::RGB;
-        let format = if rgb { Pixel::RGB24 } else { Pixel::YUV444P };
-        let scaler = match &mut self.scaler {
-            Some(scaler) => scaler,
-            none => {
-                let flags = scaling::Flags::BICUBIC
-                    | scaling::Flags::ACCURATE_RND
-                    | scaling::Flags::FULL_CHR_H_INT
-                    | scaling::Flags::FULL_CHR_H_INP;
-                let (w, h) = (frame.width(), frame.height());
-                none.insert(scaling::Context::get(frame.format(), w, h, format, width, height, flags).map_err(decode)?)
-            }
-        };
-        let mut planes = Frame::empty();
-        scaler.run(frame, &mut planes).map_err(decode)?;
-        let mut pixels = Vec::with_capacity(3 * width as usize * height as usize);
-        let matrix = matrix(frame);
-        for y in 0..height as usize {
-            let row = |plane: usize, bytes: usize| {
-                let start = y * planes.stride(plane);
-                &planes.data(plane)[start..start + bytes]
-            };
-            if rgb {
-                pixels.extend_from_slice(row(0, 3 * width as usize));
-                continue;
-            }
-            let rows = [0, 1, 2].map(|plane| row(plane, width as usize));
-            for ((y, u), v) in rows[0].iter().zip(rows[1]).zip(rows[2]) {
-                pixels.extend(matrix.rgb([*y, *u, *v]));
-            }
-        }
-        Ok(self.orientation.apply(Picture { width, height, rgb: pixels }))
+        Ok(self.orientation.apply(self.converter.picture(frame, self.shown)?))
     }
-}
-
-fn matrix(frame: &Frame) -> Matrix {
-    let matrix = match frame.color_space() {
-        color::Space::BT709 => Matrix::BT709,
-        color::Space::BT2020NCL | color::Space::BT2020CL => Matrix::BT2020,
-        _ => Matrix::BT601,
-    };
-    let jpeg = matches!(frame.format(), Pixel::YUVJ420P | Pixel::YUVJ422P | Pixel::YUVJ444P | Pixel::YUVJ440P);
-    matrix.full(jpeg || frame.color_range() == color::Range::JPEG)
 }
 
 /// FFmpeg names a reader by all it reads; these are the names of what was read.

@@ -4,6 +4,9 @@
 use std::path::Path;
 
 use bytes::Bytes;
+use ffmpeg_next as ff;
+use ffmpeg_next::format::Pixel;
+use ffmpeg_next::util::color::{Range, Space};
 use media::Picture;
 use video::{Error, Format, Rate, Writer, clock, frames, is_clip, probe};
 
@@ -103,6 +106,88 @@ fn colours_come_back() {
         let picture = taken(&fs_err::read(&path).unwrap().into(), Rate { fps: 16.0, count: 1 }).remove(0);
         for (a, b) in picture.pixel(40, 30).into_iter().zip(colour) {
             assert!(a.abs_diff(b) <= 3, "{colour:?} {:?}", picture.pixel(40, 30));
+        }
+    }
+}
+
+/// A clip of one frame whose planes hold one number each.
+fn flat(path: &Path, format: &Format, pixel: Pixel, range: Range, codes: [u8; 3]) -> Bytes {
+    ff::init().unwrap();
+    ff::log::set_level(ff::log::Level::Quiet);
+    let codec = ff::encoder::find_by_name(format.encoder).unwrap();
+    let mut output = ff::format::output_as(path, format.container).unwrap();
+    let mut encoder = ff::codec::context::Context::new_with_codec(codec).encoder().video().unwrap();
+    let time_base = ff::Rational(1, 16);
+    encoder.set_width(SIZE.0);
+    encoder.set_height(SIZE.1);
+    encoder.set_format(pixel);
+    encoder.set_time_base(time_base);
+    encoder.set_colorspace(Space::SMPTE170M);
+    encoder.set_color_range(range);
+    encoder.set_flags(ff::codec::Flags::GLOBAL_HEADER);
+    let mut options = ff::Dictionary::new();
+    for (key, value) in [("threads", "1"), ("crf", "4"), ("b", "4000000"), ("strict", "unofficial")] {
+        options.set(key, value);
+    }
+    let mut encoder = encoder.open_with(options).unwrap();
+    let mut stream = output.add_stream(codec).unwrap();
+    stream.set_parameters(&encoder);
+    stream.set_time_base(time_base);
+    output.write_header().unwrap();
+    let mut frame = ff::frame::Video::new(pixel, SIZE.0, SIZE.1);
+    frame.set_color_range(range);
+    frame.set_pts(Some(0));
+    (0..frame.planes()).for_each(|plane| frame.data_mut(plane).fill(codes[plane]));
+    encoder.send_frame(&frame).unwrap();
+    encoder.send_eof().unwrap();
+    let mut packet = ff::Packet::empty();
+    while encoder.receive_packet(&mut packet).is_ok() {
+        packet.set_stream(0);
+        packet.set_duration(1);
+        packet.rescale_ts(time_base, output.stream(0).unwrap().time_base());
+        packet.write_interleaved(&mut output).unwrap();
+    }
+    output.write_trailer().unwrap();
+    fs_err::read(path).unwrap().into()
+}
+
+/// Clips of a telephone, of Motion JPEG, of a screen: whatever the numbers span, black is black and white is white.
+#[test]
+fn colours_come_back_from_either_range() {
+    let folder = tempfile::tempdir().unwrap();
+    // A colour, its BT.601 codes from 0 to 255, and from 16 to 235.
+    let colours = [
+        ([0, 0, 0], [0, 128, 128], [16, 128, 128]),
+        ([255, 255, 255], [255, 128, 128], [235, 128, 128]),
+        ([128, 128, 128], [128, 128, 128], [126, 128, 128]),
+        ([220, 40, 60], [96, 108, 216], [99, 110, 206]),
+    ];
+    for (encoder, container, pixel, range) in [
+        ("mjpeg", "matroska", Pixel::YUVJ420P, Range::JPEG),
+        ("mjpeg", "avi", Pixel::YUVJ422P, Range::JPEG),
+        ("mjpeg", "matroska", Pixel::YUVJ444P, Range::JPEG),
+        ("mjpeg", "matroska", Pixel::YUV420P, Range::MPEG),
+        ("libx264", "mp4", Pixel::YUVJ420P, Range::JPEG),
+        ("libx264", "mp4", Pixel::YUV420P, Range::JPEG),
+        ("libx264", "mp4", Pixel::YUV420P, Range::MPEG),
+        ("libx264", "mp4", Pixel::YUV444P, Range::JPEG),
+        ("libvpx-vp9", "webm", Pixel::YUV420P, Range::JPEG),
+        ("libvpx-vp9", "webm", Pixel::YUV420P, Range::MPEG),
+        ("ffv1", "matroska", Pixel::YUV420P, Range::JPEG),
+        ("ffv1", "matroska", Pixel::GRAY8, Range::JPEG),
+        ("ffv1", "matroska", Pixel::GRAY8, Range::MPEG),
+    ] {
+        let format = Format { container, encoder, b_frames: None };
+        for (colour, full, limited) in colours {
+            if pixel == Pixel::GRAY8 && colour[0] != colour[1] {
+                continue;
+            }
+            let codes = if range == Range::JPEG { full } else { limited };
+            println!("{encoder} {container} {pixel:?} {range:?} {colour:?}");
+            let bytes = flat(&folder.path().join("flat"), &format, pixel, range, codes);
+            let picture = taken(&bytes, Rate { fps: 16.0, count: 1 }).remove(0);
+            let off = picture.pixel(40, 30).into_iter().zip(colour).map(|(a, b)| a.abs_diff(b)).max().unwrap();
+            assert!(off <= 4, "it is {:?}", picture.pixel(40, 30));
         }
     }
 }
