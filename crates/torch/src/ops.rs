@@ -1,6 +1,6 @@
 //! Operators over lists of tensors, and normal numbers that equal those of a seeded torch generator.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::error::{Error, Result};
 use crate::ffi;
@@ -96,9 +96,27 @@ pub fn randn_seeded_bf16(seed: u64, shape: &[i64]) -> Result<Tensor> {
     ffi::made(unsafe { ffi::shim_randn(seed, shape.as_ptr(), shape.len(), 1) })
 }
 
+/// The noise that a pipeline of diffusers begins with when it computes in `kind`: from a generator on the CPU, and in bfloat16 the
+/// numbers of that kind. Whoever draws from a seed takes it from here, so that a seed means one picture.
+pub fn noise_seeded(seed: u64, shape: &[i64], kind: Kind) -> Result<Tensor> {
+    match kind {
+        Kind::BFloat16 => randn_seeded_bf16(seed, shape),
+        kind => Ok(randn_seeded(seed, shape)?.f_to_kind(kind)?),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn noise_is_drawn_in_the_kind_that_is_computed_in() {
+        let drawn = |kind| noise_seeded(2026, &[64], kind).unwrap();
+        assert!(drawn(Kind::Float).equal(&randn_seeded(2026, &[64]).unwrap()));
+        assert!(drawn(Kind::BFloat16).equal(&randn_seeded_bf16(2026, &[64]).unwrap()));
+        assert!(!drawn(Kind::BFloat16).equal(&drawn(Kind::Float).to_kind(Kind::BFloat16)), "rounding gives others");
+        assert!(drawn(Kind::Double).equal(&drawn(Kind::Float).to_kind(Kind::Double)));
+    }
 
     #[test]
     #[expect(clippy::excessive_precision, reason = "bf16 numbers written out in full")]
@@ -123,7 +141,7 @@ mod tests {
             -1.070_312_5,
         ];
         let drawn = randn_seeded_bf16(2026, &[16]).unwrap();
-        assert_eq!(drawn.kind(), tch::Kind::BFloat16);
-        assert_eq!(Vec::<f32>::try_from(drawn.to_kind(tch::Kind::Float)).unwrap(), expected);
+        assert_eq!(drawn.kind(), Kind::BFloat16);
+        assert_eq!(Vec::<f32>::try_from(drawn.to_kind(Kind::Float)).unwrap(), expected);
     }
 }

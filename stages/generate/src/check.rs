@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use models::{Clips, ModelFolder};
+use models::{Clips, Family, ModelFolder};
 use serde_json::{Value, json};
 use spec::Problem;
 use stage::{CheckRequest, Checked, Source, SourceKind};
@@ -55,29 +55,38 @@ pub(crate) fn check(parameters: &Parameters, settings: &Settings, request: &Chec
                     .notes
                     .push(format!("{text:?} looks like text read in the wrong encoding; it is drawn as it is"));
             }
-            let negative = |prompt: &Prompt| prompt.negative_prompt.is_some() || parameters.negative_prompt.is_some();
-            if parameters.true_cfg_scale.is_some() && !prompts.iter().any(negative) {
-                let problem = Problem::new("`true_cfg_scale` needs a negative prompt to steer away from");
-                let help = "add `negative_prompt = \"\"`, or remove `true_cfg_scale`";
-                checked.problems.push(problem.help(help).field("true_cfg_scale"));
-            } else if parameters.true_cfg_scale.is_none() && prompts.iter().any(negative) {
-                checked.notes.push(format!(
-                    "a negative prompt is given: true classifier-free guidance with scale {DEFAULT_TRUE_CFG}"
-                ));
-            }
+            steering(parameters, &prompts, look.as_ref(), &mut checked);
         }
         Err(problems) => checked.problems.extend(problems),
     }
-    checked.problems.extend(numbers(parameters, settings, look.as_ref()));
-    if look.as_ref().is_some_and(|look| look.classifier_free) && parameters.true_cfg_scale.is_some() {
-        let problem =
-            Problem::new("`true_cfg_scale` has no place here: this model's `guidance` is classifier-free guidance");
-        checked.problems.push(problem.help("set `guidance` instead").field("true_cfg_scale"));
-    }
+    checked.problems.extend(numbers(parameters, settings));
+    checked.problems.extend(match &look {
+        Some(look) => against_model(parameters, look),
+        None => sides(parameters, 1),
+    });
     if look.is_some_and(|look| !look.takes_guidance && !look.classifier_free) {
         checked.notes.push("`guidance` has no effect: the model has no guidance embedding".to_owned());
     }
     checked
+}
+
+/// What is wrong with how prompts are steered, or worth knowing of it.
+fn steering(parameters: &Parameters, prompts: &[Prompt], look: Option<&Look>, checked: &mut Checked) {
+    if look.is_some_and(|look| look.classifier_free) {
+        // Whatever is written, `guidance` is its scale.
+        return;
+    }
+    let negative = |prompt: &Prompt| prompt.negative_prompt.is_some() || parameters.negative_prompt.is_some();
+    if parameters.true_cfg_scale.is_some() && !prompts.iter().any(negative) {
+        let problem = Problem::new("`true_cfg_scale` needs a negative prompt to steer away from");
+        let help = "add `negative_prompt = \"\"`, or remove `true_cfg_scale`";
+        checked.problems.push(problem.help(help).field("true_cfg_scale"));
+    } else if parameters.true_cfg_scale.is_none() && prompts.iter().any(negative) {
+        let unless = if look.is_some() { "" } else { ", unless `guidance` of the model is that already" };
+        checked.notes.push(format!(
+            "a negative prompt is given: true classifier-free guidance with scale {DEFAULT_TRUE_CFG}{unless}"
+        ));
+    }
 }
 
 /// The prompts of the recipe and of the file.
@@ -172,8 +181,8 @@ fn lora_source(written: &str, base_dir: &Path) -> Result<Source, Problem> {
     Ok(source)
 }
 
-/// Values outside their range.
-fn numbers(parameters: &Parameters, settings: &Settings, look: Option<&Look>) -> Vec<Problem> {
+/// Values outside their range, whatever the model.
+fn numbers(parameters: &Parameters, settings: &Settings) -> Vec<Problem> {
     let mut problems = Vec::new();
     let mut expect = |good: bool, name: &str, value: &dyn std::fmt::Display, expected: &str| {
         if !good {
@@ -191,13 +200,25 @@ fn numbers(parameters: &Parameters, settings: &Settings, look: Option<&Look>) ->
     if let Some(scale) = parameters.true_cfg_scale {
         expect(scale > 1.0 && scale.is_finite(), "true_cfg_scale", &scale, "a number above 1, which is no guidance");
     }
-    if let Some(limit) = look.map(|look| look.max_tokens as u32) {
-        let tokens = parameters.max_sequence_length;
-        expect(tokens <= limit, "max_sequence_length", &tokens, &format!("at most {limit}"));
+    problems
+}
+
+/// What does not fit the model.
+pub(crate) fn against_model(parameters: &Parameters, look: &Look) -> Vec<Problem> {
+    let mut problems = Vec::new();
+    let (tokens, limit) = (parameters.max_sequence_length, look.max_tokens);
+    if tokens as usize > limit {
+        let message = format!("`max_sequence_length` is {tokens}, expected at most {limit}");
+        problems.push(Problem::new(message).field("max_sequence_length"));
     }
-    problems.extend(sides(parameters, look.map_or(1, |look| look.unit)));
-    problems.extend(look.into_iter().flat_map(|look| length(parameters, look.clips)));
-    problems.extend(look.and_then(|look| second_guidance(parameters, look.denoisers)));
+    problems.extend(sides(parameters, look.unit));
+    problems.extend(length(parameters, look.clips));
+    problems.extend(second_guidance(parameters, look.denoisers));
+    if look.classifier_free && parameters.true_cfg_scale.is_some() {
+        let problem =
+            Problem::new("`true_cfg_scale` has no place here: this model's `guidance` is classifier-free guidance");
+        problems.push(problem.help("set `guidance` instead").field("true_cfg_scale"));
+    }
     problems
 }
 
@@ -205,7 +226,7 @@ fn numbers(parameters: &Parameters, settings: &Settings, look: Option<&Look>) ->
 pub(crate) const DEFAULT_FRAMES: u32 = 81;
 
 /// What of the length of a clip does not fit the model.
-pub(crate) fn length(parameters: &Parameters, clips: Option<Clips>) -> Vec<Problem> {
+fn length(parameters: &Parameters, clips: Option<Clips>) -> Vec<Problem> {
     let mut problems = Vec::new();
     let frames = parameters.frames.unwrap_or(DEFAULT_FRAMES);
     match clips {
@@ -230,7 +251,7 @@ pub(crate) fn length(parameters: &Parameters, clips: Option<Clips>) -> Vec<Probl
 }
 
 /// Guidance of a second denoiser that the model does not have, or that guides nothing.
-pub(crate) fn second_guidance(parameters: &Parameters, denoisers: usize) -> Option<Problem> {
+fn second_guidance(parameters: &Parameters, denoisers: usize) -> Option<Problem> {
     let second = parameters.guidance_2?;
     let problem = if denoisers < 2 {
         Problem::new(format!("`guidance_2` is {second}, but the model has one denoiser"))
@@ -246,7 +267,7 @@ pub(crate) fn second_guidance(parameters: &Parameters, denoisers: usize) -> Opti
 }
 
 /// Width and height that are not multiples of `unit`. diffusers rounds them down; a picture of another size than asked is no answer.
-pub(crate) fn sides(parameters: &Parameters, unit: u32) -> Vec<Problem> {
+fn sides(parameters: &Parameters, unit: u32) -> Vec<Problem> {
     let problem = |(name, side): (&str, u32)| {
         let near = (side.saturating_add(unit / 2) / unit * unit).max(unit);
         let problem = Problem::new(format!("`{name}` is {side}, expected a multiple of {unit}"));
@@ -255,14 +276,31 @@ pub(crate) fn sides(parameters: &Parameters, unit: u32) -> Vec<Problem> {
     [("width", parameters.width), ("height", parameters.height)].into_iter().filter_map(problem).collect()
 }
 
-/// What a local model says about its parameters.
-struct Look {
-    takes_guidance: bool,
+/// What a model says about the parameters.
+pub(crate) struct Look {
+    /// Whether the denoiser embeds a guidance scale.
+    pub(crate) takes_guidance: bool,
+    /// Whether `guidance` is classifier-free guidance.
     classifier_free: bool,
     denoisers: usize,
-    clips: Option<Clips>,
+    /// How it sees time, if it does.
+    pub(crate) clips: Option<Clips>,
     unit: u32,
     max_tokens: usize,
+}
+
+impl Look {
+    /// Reads the model's configuration.
+    pub(crate) fn of(family: &dyn Family, folder: &ModelFolder) -> models::Result<Self> {
+        Ok(Self {
+            takes_guidance: family.takes_guidance(folder)?,
+            classifier_free: family.sampling().classifier_free,
+            denoisers: family.denoisers(folder)?.len(),
+            clips: family.clips(folder)?,
+            unit: family.pixel_unit(folder)?,
+            max_tokens: family.max_tokens(),
+        })
+    }
 }
 
 /// Looks at a local model, whose components must all be there.
@@ -280,12 +318,5 @@ fn look_at(path: &Path) -> Result<Look, Problem> {
                 .help("`generate` needs a complete diffusers folder"));
         }
     }
-    Ok(Look {
-        takes_guidance: family.takes_guidance(&folder).map_err(problem)?,
-        classifier_free: family.sampling().classifier_free,
-        denoisers: family.denoisers(&folder).map_err(problem)?.len(),
-        clips: family.clips(&folder).map_err(problem)?,
-        unit: family.pixel_unit(&folder).map_err(problem)?,
-        max_tokens: family.max_tokens(),
-    })
+    Look::of(family, &folder).map_err(problem)
 }

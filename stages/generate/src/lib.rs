@@ -75,14 +75,14 @@ impl Stage for Generate {
             Texts::encode(&shots, encoders.as_ref(), parameters.max_sequence_length as usize, &work.events)?
         };
         let vae = models.vae()?;
-        let takes_guidance = models.takes_guidance()?;
+        let check::Look { takes_guidance, clips, .. } = models.look;
         let scheduler = Scheduler::from_config(&models.scheduler()?).map_err(unusable)?;
         let drawn = Drawn {
             guided: takes_guidance || rules.classifier_free,
             classifier_free: rules.classifier_free,
             second: models.second_guidance(),
-            frames: models.clips.map_or(1, |_| parameters.frames.unwrap_or(check::DEFAULT_FRAMES)),
-            fps: parameters.fps.or(models.clips.map(|clips| clips.fps)).unwrap_or(1),
+            frames: clips.map_or(1, |_| parameters.frames.unwrap_or(check::DEFAULT_FRAMES)),
+            fps: parameters.fps.or(clips.map(|clips| clips.fps)).unwrap_or(1),
         };
         let mut album = Album::new(work, &shots, drawn);
         for base in if parameters.with_base { vec![false, true] } else { vec![false] } {

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use models::{Clips, Denoiser, DynTextEncoders, DynTransformer, DynVae, Family, ModelFolder};
+use models::{Denoiser, DynTextEncoders, DynTransformer, DynVae, Family, ModelFolder};
 use nn::lora_file::AdapterFile;
 use nn::{BuildOptions, Builder, Weights};
 use spec::Problem;
@@ -11,8 +11,9 @@ use stage::{Exit, Failure, ResolvedSource, SourceKind, Work};
 use store::{Digest, Entry, Identity, Manifest};
 use tch::{Device, Kind};
 
+use crate::check::{self, Look};
 use crate::checkpoint::{self, Checkpoint};
-use crate::{Generate, Parameters, check, picture, unusable};
+use crate::{Generate, Parameters, picture, unusable};
 
 /// The model folders and adapters of a run.
 pub(crate) struct Models<'a> {
@@ -27,8 +28,8 @@ pub(crate) struct Models<'a> {
     pub(crate) family: &'static dyn Family,
     /// Its denoisers.
     denoisers: Vec<Denoiser>,
-    /// How it sees time, if it does.
-    pub(crate) clips: Option<Clips>,
+    /// What it says about the parameters.
+    pub(crate) look: Look,
 }
 
 /// An adapter to apply.
@@ -67,19 +68,13 @@ impl<'a> Models<'a> {
         let trained = full.map(|full| ModelFolder::open(&full.path)).transpose().map_err(unusable)?;
         let folder = trained.or_else(|| base.clone()).ok_or_else(|| Problem::new("there is no model to draw with"))?;
         let family = models::family_of(&folder).map_err(unusable)?;
-        let unit = family.pixel_unit(&folder).map_err(unusable)?;
-        if let Some(problem) = check::sides(parameters, unit).into_iter().next() {
-            return Err(Failure::new(Exit::Recipe, problem));
-        }
-        let clips = family.clips(&folder).map_err(unusable)?;
-        if let Some(problem) = check::length(parameters, clips).into_iter().next() {
+        // Once more: `check` could not look at a model that was still on the Hub.
+        let look = Look::of(family, &folder).map_err(unusable)?;
+        if let Some(problem) = check::against_model(parameters, &look).into_iter().next() {
             return Err(Failure::new(Exit::Recipe, problem));
         }
         let denoisers = family.denoisers(&folder).map_err(unusable)?;
-        if let Some(problem) = check::second_guidance(parameters, denoisers.len()) {
-            return Err(Failure::new(Exit::Recipe, problem));
-        }
-        Ok(Self { work, device, checkpoint, base, folder, family, denoisers, clips })
+        Ok(Self { work, device, checkpoint, base, folder, family, denoisers, look })
     }
 
     /// Name of the checkpoint, if there is one.
@@ -102,11 +97,6 @@ impl<'a> Models<'a> {
     /// `scheduler/scheduler_config.json`.
     pub(crate) fn scheduler(&self) -> Result<serde_json::Value, Failure> {
         self.folder.json("scheduler/scheduler_config.json", "it gives the noise schedule").map_err(unusable)
-    }
-
-    /// Whether the denoiser embeds a guidance scale.
-    pub(crate) fn takes_guidance(&self) -> Result<bool, Failure> {
-        self.family.takes_guidance(&self.folder).map_err(unusable)
     }
 
     /// `guidance` of the second denoiser, if there is one.

@@ -48,7 +48,9 @@ impl Renderer<'_> {
         let rules = self.family.sampling();
         let shape = self.vae.latent_shape(self.parameters.width, self.parameters.height, self.frames);
         let state = if rules.wide_latents { Kind::Float } else { kind };
-        let noise = shots.iter().map(|shot| initial(shot.seed, &shape, state)).collect::<torch::Result<Vec<_>>>();
+        let one = [&[1], shape.as_slice()].concat();
+        let noise = shots.iter().map(|shot| torch::ops::noise_seeded(shot.seed, &one, state));
+        let noise = noise.collect::<torch::Result<Vec<_>>>();
         let tokens = self.family.image_tokens(&shape[1..]) as usize;
         let spacing = if rules.even_levels { Spacing::Even } else { Spacing::Trained };
         let schedule = self.scheduler.schedule(self.parameters.steps as usize, tokens, spacing).map_err(unusable)?;
@@ -82,15 +84,6 @@ impl Renderer<'_> {
             pictures.push(picture::to_frames(&pixels.get(0), kind).map_err(Failure::from_error)?);
         }
         Ok(Some(pictures))
-    }
-}
-
-/// [1, C, h, w] of noise as diffusers draws it with `torch.Generator("cpu").manual_seed(seed)`, in the kind it draws it in.
-fn initial(seed: u64, shape: &[i64], kind: Kind) -> torch::Result<Tensor> {
-    let shape = [&[1], shape].concat();
-    match kind {
-        Kind::BFloat16 => torch::ops::randn_seeded_bf16(seed, &shape),
-        _ => torch::ops::randn_seeded(seed, &shape),
     }
 }
 

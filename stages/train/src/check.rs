@@ -1,5 +1,5 @@
-//! Looks the training recipe over, and holds it against the model's configuration when the model lies on this machine.
-//! No weights are read.
+//! Looks the training recipe over, and holds it against the model's configuration: when the model lies on this machine, and else
+//! when it was fetched. No weights are read.
 
 use std::path::Path;
 
@@ -98,7 +98,8 @@ fn against_model(loaded: &Loaded, mesh: Option<&Mesh>, path: &Path) -> Vec<Probl
     }
 }
 
-fn against_family(
+/// As [`against_model`], for a model that was opened.
+pub(crate) fn against_family(
     loaded: &Loaded,
     mesh: Option<&Mesh>,
     family: &'static dyn Family,

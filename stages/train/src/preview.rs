@@ -116,8 +116,8 @@ impl<'a> Preview<'a> {
         for ((number, prompt), text) in own.zip(&self.texts) {
             let positive = self.conditions(session, text)?;
             let shape: Vec<i64> = std::iter::once(1).chain(shape.iter().copied()).collect();
-            let noise = torch::ops::randn_seeded(*seed, &shape).map_err(Failure::from_diagnostic)?;
-            let noise = noise.to_device(session.device).to_kind(state);
+            let noise = torch::ops::noise_seeded(*seed, &shape, state).map_err(Failure::from_diagnostic)?;
+            let noise = noise.to_device(session.device);
             let negative = self.empty.as_ref().map(|text| self.conditions(session, text)).transpose()?;
             let guidance = Guidance { positive: &positive, negative: negative.as_ref(), distilled };
             let phase = format!("drawing sample {} of {}", number + 1, prompts.len());

@@ -7,31 +7,36 @@ use std::time::Instant;
 
 use models::ModelFolder;
 use nn::rng::Stream;
+use nn::{Parameters, Part};
 use parallel::Team;
 use serde_json::json;
+use spec::mesh::Axis;
 use spec::{Launch, Problem, counted};
 use stage::{Exit, Failure, Ledger, Outcome, SourceKind, Work};
 use tables::{Held, Loss, Step};
+use tch::Tensor;
 
 use crate::batch::Recipe;
 use crate::checkpoint::{self, Checkpoint};
-use crate::config::{self, Config, Rates};
+use crate::config::{self, Config, Loaded, Rates, Validation};
 use crate::dataset::Dataset;
 use crate::draft::{Advance, Draft, Origin, Writing};
+use crate::experts::Expert;
 use crate::plan::{Item, Plan, Rule};
 use crate::prefetch::{Piece, Pieces, Ranks, with_pieces};
 use crate::preview::Preview;
 use crate::records::Records;
 use crate::session::Session;
 use crate::step::{Accumulation, Stepped};
-use crate::{Train, between_ranks, experts, unusable, validate};
+use crate::{Train, between_ranks, check, experts, unusable, validate};
 
 /// Trains, as one rank of `launch`; see [`crate`].
 pub(crate) fn run(work: &Work<Train>, launch: &Launch) -> Result<Outcome, Failure> {
     let request = &work.request;
     torch::device::set_threads(request.threads);
     let device = torch::device::resolve(&own_device(&request.device, launch)?).map_err(unusable)?;
-    let config = configuration(work)?;
+    let loaded = configuration(work)?;
+    let config = &loaded.config;
     let input = |name: &str| {
         let missing = || Failure::new(Exit::Usage, Problem::new(format!("the request has no input `{name}`")));
         request.inputs.get(name).ok_or_else(missing)
@@ -39,11 +44,12 @@ pub(crate) fn run(work: &Work<Train>, launch: &Launch) -> Result<Outcome, Failur
     let dataset = Dataset::open(input("shards")?, input("captions")?)?;
     let (folder, immutable) = model_folder(work)?;
     let folder = ModelFolder::open(folder).map_err(unusable)?;
-    let team = join(&config, launch, device)?;
+    fits(&loaded, launch, &folder)?;
+    let team = join(config, launch, device)?;
     work.events.progress("loading the model", 0, None, "", None);
-    let mut session = Session::build(&config, folder, device, team)?;
-    let resumed = resume(work, &config, &mut session)?;
-    let run = Run::new(work, &config, &dataset, &session, immutable)?;
+    let mut session = Session::build(config, folder, device, team)?;
+    let resumed = resume(work, config, &mut session)?;
+    let run = Run::new(work, config, &dataset, &session, immutable)?;
     run.agree(&session, &resumed)?;
     let outcome = run.train(&mut session, resumed)?;
     session.team.leave().map_err(between_ranks)?;
@@ -72,14 +78,21 @@ fn join(config: &Config, launch: &Launch, device: tch::Device) -> Result<Team, F
     Team::join(launch, mesh, config.distributed.timeout, device).map_err(between_ranks)
 }
 
-fn configuration(work: &Work<Train>) -> Result<Config, Failure> {
+/// Fails unless the recipe is for this model: `check` could not look at one that was still on the Hub.
+fn fits(loaded: &Loaded, launch: &Launch, folder: &ModelFolder) -> Result<(), Failure> {
+    let family = models::family_of(folder).map_err(unusable)?;
+    let mesh = loaded.config.distributed.mesh(launch.world).ok();
+    match check::against_family(loaded, mesh.as_ref(), family, folder).into_iter().next() {
+        Some(problem) => Err(Failure::new(Exit::Recipe, problem)),
+        None => Ok(()),
+    }
+}
+
+fn configuration(work: &Work<Train>) -> Result<Loaded, Failure> {
     let table = work.parameters.table(&work.settings);
     let recipe = |problem| Failure::new(Exit::Recipe, problem);
-    let loaded = config::load(work.parameters.config.as_deref(), table, &work.request.base_dir).map_err(recipe)?;
-    match loaded.problems.into_iter().next() {
-        Some(problem) => Err(recipe(problem)),
-        None => Ok(loaded.config),
-    }
+    let mut loaded = config::load(work.parameters.config.as_deref(), table, &work.request.base_dir).map_err(recipe)?;
+    if loaded.problems.is_empty() { Ok(loaded) } else { Err(recipe(loaded.problems.swap_remove(0))) }
 }
 
 /// Where the model lies, fetched if it is on the Hub; and whether its files never change in place.
@@ -283,6 +296,49 @@ fn must_keep_step(session: &Session) -> bool {
     session.experts.iter().any(|expert| expert.spread.in_step())
 }
 
+/// Does something with the averages in place of what is trained, where there are any.
+fn averaged<T>(session: &mut Session, act: impl FnOnce(&Session) -> Result<T, Failure>) -> Result<T, Failure> {
+    let swap = |session: &mut Session| {
+        let mut averages = session.experts.iter_mut().filter_map(|expert| expert.ema.as_mut());
+        averages.try_for_each(nn::ema::Ema::swap).map_err(Failure::from_diagnostic)
+    };
+    swap(session)?;
+    let done = act(session);
+    // What is trained comes back whatever happened; what failed first is told.
+    let back = swap(session);
+    let done = done.and_then(|done| back.map(|()| done))?;
+    session.experts.iter().try_for_each(refresh)?;
+    Ok(done)
+}
+
+/// Gathers again what stays gathered between passes, of parameters in parts: all that is in no block. Ranks that hold parts of
+/// the same expert do it together.
+fn refresh(expert: &Expert) -> Result<(), Failure> {
+    let Parameters { weights, parts, .. } = &expert.parameters;
+    let trained = parts.iter().any(|part| part.tensor.requires_grad());
+    if expert.ema.is_none() || !trained {
+        return Ok(());
+    }
+    let group = expert.team.along(&[Axis::DpShard, Axis::Cp]).map_err(between_ranks)?;
+    let own = Part { index: group.index(), count: group.size() };
+    let gather = |whole: &Tensor, part: &Tensor| -> parallel::Result<()> {
+        let (total, width) = (whole.numel(), own.width(whole.numel()));
+        let all = Tensor::f_empty([(width * own.count) as i64], (whole.kind(), whole.device()))?;
+        let stretch = |index: usize, length: usize| all.f_narrow(0, (index * width) as i64, length as i64);
+        stretch(own.index, part.numel())?.f_copy_(part)?;
+        group.all_gather_in_place(&all)?.wait()?;
+        let flat = whole.f_view(-1)?;
+        for (index, part) in Part::all(own.count).enumerate() {
+            let range = part.range(total);
+            flat.f_narrow(0, range.start as i64, range.len() as i64)?.f_copy_(&stretch(index, range.len())?)?;
+        }
+        Ok(())
+    };
+    let pairs = weights.iter().zip(parts).filter(|(whole, _)| nn::block_of(&whole.name).is_none());
+    let mut here = pairs.filter(|(whole, _)| torch::storage::bytes(&whole.tensor) > 0);
+    tch::no_grad(|| here.try_for_each(|(whole, part)| gather(&whole.tensor, &part.tensor))).map_err(between_ranks)
+}
+
 /// The loop itself.
 struct Planned<'r, 'a> {
     run: &'r Run<'a>,
@@ -389,20 +445,35 @@ impl Planned<'_, '_> {
         Ok(())
     }
 
-    /// Validation and pictures, when due.
-    fn look(&self, session: &Session, step: u64, records: &mut Records) -> Result<(), Failure> {
-        let Run { config, recipe, dataset, validation, work, preview, total, .. } = self.run;
+    /// Validation and pictures, when due, of what a checkpoint would hold.
+    fn look(&self, session: &mut Session, step: u64, records: &mut Records) -> Result<(), Failure> {
+        let Run { config, preview, total, .. } = self.run;
         let due = |every: u64| (step + 1).is_multiple_of(every) || step + 1 == *total;
-        if let Some(settings) = config.validation.as_ref().filter(|settings| due(settings.every_steps)) {
+        let validation = config.validation.as_ref().filter(|settings| due(settings.every_steps));
+        let preview = preview.as_ref().filter(|_| config.samples.as_ref().is_some_and(|set| due(set.every_steps)));
+        if validation.is_none() && preview.is_none() {
+            return Ok(());
+        }
+        averaged(session, |session| self.look_now(session, step, validation, preview, records))
+    }
+
+    fn look_now(
+        &self,
+        session: &Session,
+        step: u64,
+        validation: Option<&Validation>,
+        preview: Option<&Preview<'_>>,
+        records: &mut Records,
+    ) -> Result<(), Failure> {
+        let Run { config, recipe, dataset, validation: samples, work, .. } = self.run;
+        if let Some(settings) = validation {
             let local = config.step_scheduler.local_batch_size;
-            let rows = validate::losses(session, recipe, dataset, validation, settings, local, step)?;
+            let rows = validate::losses(session, recipe, dataset, samples, settings, local, step)?;
             let mean = rows.iter().map(|row| row.loss).sum::<f64>() / rows.len() as f64;
             work.events.metric(step, &[("validation_loss", mean)]);
             records.validation.extend(rows);
         }
-        if let (Some(preview), Some(settings)) = (preview, &config.samples)
-            && due(settings.every_steps)
-        {
+        if let Some(preview) = preview {
             preview.draw(session, &work.request.output, step, &work.events)?;
         }
         Ok(())

@@ -222,6 +222,33 @@ fn each_semantic_parameter_moves_exactly_what_depends_on_it_and_no_operational_o
     explain("train.seed=8").expect(0).says(&["`seed` changed 7 → 8 (--set)"]);
 }
 
+/// Texts are drawn from as they were trained with: where `[generate]` names no length, that of `[encode]` holds, with its key.
+#[test]
+fn texts_to_draw_are_as_long_as_those_that_were_encoded() {
+    let sandbox = small();
+    // Without `[train]` nothing that `generate` reads must run first, so its key is known.
+    let whole = fs_err::read_to_string(sandbox.path("small.toml")).expect("the recipe");
+    let table = |name: &str| {
+        let table = whole.split("\n\n").find(|table| table.starts_with(&format!("[{name}]")));
+        table.unwrap_or_else(|| panic!("{whole}")).to_owned()
+    };
+    let generate = table("generate").replace("max_sequence_length = 16\n", "");
+    let key = |encode: &str, sets: &[&str]| {
+        let recipe = ["name = \"small\"", &table("ingest"), encode, &generate].join("\n\n");
+        sandbox.write("small.toml", &recipe);
+        let sets: Vec<String> = sets.iter().map(|set| (*set).to_owned()).collect();
+        keys(&sandbox, &sets)["generate"].clone().expect("a key")
+    };
+    let encode = table("encode");
+    let followed = key(&encode, &[]);
+    assert_eq!(followed, key(&encode, &["generate.max_sequence_length=16"]));
+    assert_eq!(key(&encode, &["encode.max_sequence_length=8"]), key(&encode, &["generate.max_sequence_length=8"]));
+    assert_ne!(followed, key(&encode, &["generate.max_sequence_length=8"]));
+    // Neither says anything: both have the same default.
+    let silent = encode.replace("max_sequence_length = 16", "");
+    assert_eq!(key(&silent, &[]), key(&silent, &["generate.max_sequence_length=512"]));
+}
+
 #[test]
 fn every_parameter_of_every_stage_is_in_the_tables() {
     let named = |table: &[Case]| -> BTreeSet<String> {

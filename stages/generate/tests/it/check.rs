@@ -5,9 +5,9 @@ use std::path::Path;
 
 use generate::{Generate, Settings};
 use serde_json::{Value, json};
-use stage::{CheckRequest, Checked, Stage};
+use stage::{CheckRequest, Checked, Exit, Stage};
 
-use crate::support::{copy, fixture};
+use crate::support::{Setup, copy, fixture};
 
 fn check_in(base: &Path, extra: Value) -> Checked {
     let mut parameters = json!({"model": fixture("flux-tiny"), "prompts": ["x"]});
@@ -122,9 +122,49 @@ fn a_prompt_file_in_another_encoding_names_file_line_and_offset() {
 
 #[test]
 fn what_follows_from_a_parameter_is_noted() {
-    assert!(check(json!({"negative_prompt": "blur"})).notes[0].contains("scale 4"));
+    let steered = |model: Value| {
+        let notes = check(json!({"negative_prompt": "blur", "model": model})).notes;
+        notes.into_iter().find(|note| note.contains("true classifier-free guidance"))
+    };
+    let flux = steered(json!(fixture("flux-tiny"))).unwrap();
+    assert!(flux.ends_with("with scale 4"), "{flux}");
+    // Its `guidance` is that, with a negative prompt and without.
+    assert_eq!(steered(json!(fixture("wan-tiny"))), None);
+    let unseen = steered(json!("owner/name@0123456789012345678901234567890123456789")).unwrap();
+    assert!(unseen.contains("scale 4, unless"), "{unseen}");
     let odd = check(json!({"model": fixture("flux-odd")}));
     assert!(odd.notes.iter().any(|note| note.starts_with("`guidance` has no effect")), "{:?}", odd.notes);
+}
+
+/// A model of the Hub is not looked at before it was fetched: the run says what `check` says of a folder, and as a mistake in the
+/// recipe.
+#[test]
+fn a_run_refuses_what_check_refuses_of_a_folder() {
+    let clips = json!({"width": 32, "height": 32, "frames": 5});
+    for (model, extra) in [
+        ("flux-tiny", json!({"width": 100})),
+        ("flux-tiny", json!({"height": 0})),
+        ("flux-tiny", json!({"max_sequence_length": 600})),
+        ("flux-tiny", json!({"frames": 5})),
+        ("flux-tiny", json!({"fps": 8})),
+        ("flux-tiny", json!({"guidance_2": 3.0})),
+        ("wan-tiny", json!({"frames": 6})),
+        ("wan-tiny", json!({"fps": 0})),
+        ("wan-tiny", json!({"true_cfg_scale": 4.0})),
+        ("wan-tiny", json!({"true_cfg_scale": 4.0, "negative_prompt": "rain"})),
+        ("wan22-tiny", json!({"guidance_2": 3.0, "guidance": 1.0})),
+        ("wan22-tiny", json!({"true_cfg_scale": 4.0, "negative_prompt": ""})),
+    ] {
+        let mut parameters = json!({"model": fixture(model), "prompts": ["x"]});
+        let fields = parameters.as_object_mut().unwrap();
+        fields.extend(clips.as_object().unwrap().clone().into_iter().filter(|_| model.starts_with("wan")));
+        fields.extend(extra.as_object().unwrap().clone());
+        let checked = check(parameters.clone());
+        let [problem] = checked.problems.as_slice() else { panic!("{model} {extra}: {:?}", checked.problems) };
+        let failure = Setup::new(fixture(model), parameters).run().result.unwrap_err();
+        assert_eq!(failure.exit, Exit::Recipe, "{model} {extra}: {failure:?}");
+        assert_eq!(failure.problem, *problem, "{model} {extra}");
+    }
 }
 
 #[test]

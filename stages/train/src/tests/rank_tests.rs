@@ -417,3 +417,68 @@ fn a_broken_sample_stops_all_ranks_with_its_name() {
     assert!(failure.problem.message.contains("`64x64-2` (sigma 0."), "{}", failure.problem.message);
     assert_eq!(world.checkpoints("run"), [""; 0]);
 }
+
+/// With an average, validation and pictures are those of a model that begins as the checkpoint does; and looking leaves no trace in
+/// what is trained, wherever parts of it were gathered to be looked at.
+#[test]
+fn what_is_looked_at_is_the_average_that_the_checkpoint_holds() {
+    let buckets = [(SQUARE, 5), (TALL, 3)];
+    let adapter = json!({"peft": {"dim": 2, "alpha": 2}});
+    for (ranks, block, keys, more) in [
+        (1, "fsdp", json!({}), json!({})),
+        (1, "fsdp", json!({"cpu_offload": true}), json!({})),
+        (2, "ddp", json!({}), json!({})),
+        (2, "fsdp", json!({}), json!({})),
+        (2, "fsdp", json!({"reshard_after_forward": false, "defer_fsdp_grad_sync": false}), json!({})),
+        (2, "fsdp", json!({}), adapter),
+        (2, "fsdp", json!({"tp_size": 2}), json!({})),
+        (4, "fsdp", json!({"pp_size": 2, "dp_size": 2}), json!({})),
+    ] {
+        println!("{ranks} {block} {keys} {more}");
+        let world = World::new(&buckets);
+        let lora = more["peft"].is_object();
+        let mut over = spread(&over(2), block, keys);
+        over.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        over["optimizer"] = json!({"lr": 0.02});
+        over["step_scheduler"]["max_steps"] = json!(3);
+        let run = |name: &str, over: &Value| world.run_ranks(name, ranks, over).unwrap();
+        run("unseen", &over);
+        over["validation"] = json!({"count": 3, "every_steps": 1, "sigmas": [0.2, 0.8], "held_out": false});
+        over["samples"] = json!({"prompts": ["a fool"], "every_steps": 1, "width": 64, "height": 64, "steps": 2});
+        run("seen", &over);
+        let last = world.checkpoints("seen").pop().unwrap();
+        assert_eq!(world.losses("unseen"), world.losses("seen"));
+        for file in ["weights", "optimizer", "ema"] {
+            let file = format!("{last}/training_state/{file}.safetensors");
+            assert_eq!(world.tensors("unseen", &file), world.tensors("seen", &file), "{file}");
+        }
+        let rows = |name: &str| -> Vec<f64> {
+            let rows: Vec<Validation> = tables::read(&world.output(name).join("validation.parquet")).unwrap();
+            let last = rows.iter().map(|row| row.step).max().unwrap();
+            rows.into_iter().filter(|row| row.step == last).map(|row| row.loss).collect()
+        };
+        let apart = |a: &str, b: &str| {
+            let off = |(a, b): (f64, f64)| (a - b).abs() / b.abs();
+            rows(a).into_iter().zip(rows(b)).map(off).fold(0.0, f64::max)
+        };
+        over.as_object_mut().unwrap().remove("ema");
+        run("raw", &over);
+        assert!(apart("seen", "raw") > 1e-3, "the average is not what is trained: {}", apart("seen", "raw"));
+        if lora {
+            // No model folder: that its average is swapped is seen above.
+            continue;
+        }
+        over["optimizer"] = json!({"lr": 0.0, "weight_decay": 0.0});
+        over["step_scheduler"]["max_steps"] = json!(1);
+        over["model"] = json!({"pretrained_model_name_or_path": world.output("seen").join(&last)});
+        run("checkpoint", &over);
+        assert!(apart("seen", "checkpoint") < 1e-5, "{}", apart("seen", "checkpoint"));
+        let picture = |name: &str, step: u64| {
+            let path = world.output(&format!("{name}/samples/step_{step}/000.png"));
+            media::decode(&fs_err::read(path).unwrap(), [0; 3]).unwrap().rgb
+        };
+        let far = |a: &[u8], b: &[u8]| a.iter().zip(b).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+        assert!(far(&picture("seen", 2), &picture("checkpoint", 0)) <= 1);
+        assert!(far(&picture("seen", 2), &picture("raw", 2)) > 1, "the picture shows a difference");
+    }
+}

@@ -1,12 +1,20 @@
 //! Files: what a checkpoint holds, what is linked, what is removed; and what `check` finds.
 
+use std::ops::ControlFlow;
 use std::os::unix::fs::MetadataExt;
 
+use diffusion::sample::{Denoiser, Guidance, sample};
+use diffusion::schedule::{Scheduler, Spacing};
+use models::ModelFolder;
+use nn::{BuildOptions, Builder, Weights};
 use serde_json::{Map, Value, json};
-use stage::{Checked, Stage};
+use spec::Bucket;
+use stage::{Checked, Exit, Stage};
+use tch::{Device, Kind};
 
-use super::world::{SQUARE, World, model};
+use super::world::{SQUARE, World, fixture, model};
 use crate::Train;
+use crate::session::STEM;
 
 #[test]
 fn a_checkpoint_is_a_whole_pipeline_and_unchanged_parts_are_shared() {
@@ -24,7 +32,7 @@ fn a_checkpoint_is_a_whole_pipeline_and_unchanged_parts_are_shared() {
     assert_eq!(weights.kind("x_embedder.weight"), Some(tch::Kind::BFloat16));
     let state = nn::Weights::file(&last.join("training_state/weights.safetensors")).unwrap();
     assert_eq!(state.kind("x_embedder.weight"), Some(tch::Kind::Float));
-    let folder = models::ModelFolder::open(&last).unwrap();
+    let folder = ModelFolder::open(&last).unwrap();
     assert_eq!(models::family_of(&folder).unwrap().name(), "flux");
 }
 
@@ -56,6 +64,50 @@ fn pictures_are_drawn_on_schedule() {
             let picture = media::decode(&fs_err::read(path).unwrap(), [0; 3]).unwrap();
             assert_eq!((picture.width, picture.height), (64, 128));
         }
+    }
+}
+
+/// A sample begins with the noise that `generate` and diffusers begin with, which bfloat16 has numbers of its own for.
+#[test]
+fn a_sample_begins_with_the_noise_of_its_seed_and_kind() {
+    const TOKENS: usize = 8;
+    let world = World::new(&[(SQUARE, 8)]);
+    let folder = ModelFolder::open(model()).unwrap();
+    let family = models::family_of(&folder).unwrap();
+    let frozen = |kind| BuildOptions::frozen(Device::Cpu, kind);
+    for (dtype, kind) in [("float32", Kind::Float), ("bfloat16", Kind::BFloat16)] {
+        let samples =
+            json!({"prompts": ["a fool"], "width": 64, "height": 128, "steps": 2, "seed": 7, "guidance": 3.5});
+        let over = json!({
+            "model": {"compute_dtype": dtype}, "optimizer": {"lr": 0.0, "weight_decay": 0.0},
+            "step_scheduler": {"max_steps": 1}, "samples": samples,
+        });
+        world.run(dtype, over).unwrap();
+        let path = world.output(&format!("{dtype}/samples/step_0/000.png"));
+        let drawn = media::decode(&fs_err::read(path).unwrap(), [0; 3]).unwrap().rgb;
+
+        let weights = Weights::open(&folder.path.join("transformer"), STEM).unwrap();
+        let transformer = family.transformer(&folder, &Builder::from_weights(weights, frozen(Kind::Float))).unwrap();
+        let encoders = family.text_encoders(&folder, frozen(kind)).unwrap();
+        let vae = family.vae(&folder, frozen(Kind::Float)).unwrap();
+        let shape = vae.latent_shape(64, 128, 1);
+        let expected = tch::no_grad(|| {
+            let text = encoders.encode(&["a fool".to_owned()], TOKENS).unwrap().remove(0);
+            let positive = family.conditions(&[&text], TOKENS, Device::Cpu, kind).unwrap();
+            let guidance = Guidance { positive: &positive, negative: None, distilled: Some(3.5) };
+            let scheduler = folder.json("scheduler/scheduler_config.json", "").unwrap();
+            let tokens = family.image_tokens(&shape[1..]) as usize;
+            let schedule = Scheduler::from_config(&scheduler).unwrap().schedule(2, tokens, Spacing::Even).unwrap();
+            let noise = torch::ops::noise_seeded(7, &[&[1], shape.as_slice()].concat(), kind).unwrap();
+            let denoisers = [Denoiser::new(transformer.as_ref(), 0.0, 1.0)];
+            let on = &mut |_, _| ControlFlow::Continue(());
+            let latents = sample(&denoisers, &schedule, noise, &guidance, kind, on).unwrap().unwrap();
+            let pixels = (vae.decode(&latents).unwrap() / 2.0 + 0.5).clamp(0.0, 1.0) * 255.0;
+            pixels.round().squeeze_dim(0).permute([1, 2, 0]).to_kind(Kind::Uint8).contiguous().view(-1)
+        });
+        let expected = Vec::<u8>::try_from(expected).unwrap();
+        let far = drawn.iter().zip(&expected).map(|(a, b)| a.abs_diff(*b)).max().unwrap();
+        assert!(drawn.len() == expected.len() && far <= 1, "{dtype}: {far}");
     }
 }
 
@@ -152,4 +204,33 @@ fn the_recipes_own_model_wins_over_the_wired_one() {
     assert_eq!(checked.problems, []);
     let checked = check(json!({"base_model": model(), "model": {"mode": "pretrain"}}));
     assert_eq!((checked.problems.len(), checked.sources.len()), (0, 1));
+}
+
+/// A model of the Hub is not looked at before it was fetched: the run says what `check` says of a folder, and as a mistake in the
+/// recipe.
+#[test]
+fn a_run_refuses_what_check_refuses_of_a_folder() {
+    let clip = Bucket { frames: 5, ..SQUARE };
+    let no_recipe = || json!({"flow_matching": null});
+    for (name, bucket, ranks, over) in [
+        // Clips under the settings of FLUX, which hold when no `config` is named.
+        ("wan-tiny", clip, 1, no_recipe()),
+        ("wan22-tiny", clip, 1, no_recipe()),
+        ("flux-tiny", SQUARE, 1, json!({"flow_matching": {"adapter_type": "flux2"}})),
+        ("flux-tiny", SQUARE, 1, json!({"model": {"model_type": "wan"}})),
+        ("flux-tiny", SQUARE, 1, json!({"model": {"stage": "high_noise"}})),
+        ("flux-tiny", SQUARE, 1, json!({"model": {"pipeline_spec": {"transformer_cls": "WanTransformer3DModel"}}})),
+        ("flux-tiny", SQUARE, 1, json!({"peft": {"target_modules": ["*.attn.to_qq"]}})),
+        ("flux-tiny", SQUARE, 1, json!({"samples": {"prompts": ["x"], "width": 70}})),
+        ("flux-tiny", SQUARE, 3, json!({"fsdp": {"tp_size": 3}})),
+    ] {
+        let folder = ModelFolder::open(fixture(name)).unwrap();
+        let world = World::of(&folder, &[(bucket, 8)], |_, n| vec![0.5; n]);
+        let (parameters, settings) = world.table(&over);
+        let request = stage::CheckRequest { ranks, ..stage::CheckRequest::new(json!({}), "/") };
+        let problem = Train::check(&parameters, &settings, &request).problems.remove(0);
+        let failure = world.run_ranks("run", ranks, &over).unwrap_err();
+        assert_eq!(failure.exit, Exit::Recipe, "{over}: {failure:?}");
+        assert_eq!(failure.problem, problem, "{over}");
+    }
 }

@@ -16,7 +16,7 @@ use tables::{
 };
 use tch::{Device, Kind, Tensor};
 
-use crate::Train;
+use crate::{Parameters, Settings, Train};
 
 /// The tiny FLUX.
 pub(super) fn model() -> PathBuf {
@@ -111,8 +111,11 @@ impl World {
         }
         tables::write(&dir.path().join("bucket/shards.parquet"), index).unwrap();
         write_captions(dir.path(), &captions, &family.text_inputs(folder).unwrap());
+        // As the training recipe of the family names it; our default is that of FLUX.
+        let adapter = if family.name() == "flux" { "flux" } else { "simple" };
         let common = json!({
             "base_model": folder.path,
+            "flow_matching": {"adapter_type": adapter, "cfg_dropout_prob": 0.1},
             "seed": 5,
             "model": {"torch_dtype": "float32", "compute_dtype": "float32"},
             "optimizer": {"lr": 1e-3},
@@ -178,17 +181,26 @@ impl World {
         ended.swap_remove(0)
     }
 
+    /// What the stage is told, with `over` laid over the common recipe.
+    pub(super) fn table(&self, over: &Value) -> (Parameters, Settings) {
+        let mut table = self.common.clone();
+        overlay(&mut table, over);
+        let split = |inside: bool| -> Value {
+            let operational = |key: &str| ["fsdp", "ddp", "dist_env"].contains(&key);
+            let entries = table.as_object().unwrap().iter().filter(|(key, _)| operational(key) == inside);
+            Value::Object(entries.map(|(k, v)| (k.clone(), v.clone())).collect())
+        };
+        (serde_json::from_value(split(false)).unwrap(), serde_json::from_value(split(true)).unwrap())
+    }
+
     fn work(&self, name: &str, over: &Value, interrupted: bool) -> Work<Train> {
         let mut table = self.common.clone();
         overlay(&mut table, over);
-        let split = |keys: &[&str], inside: bool| -> Value {
-            let entries = table.as_object().unwrap().iter().filter(|(key, _)| keys.contains(&key.as_str()) == inside);
-            Value::Object(entries.map(|(k, v)| (k.clone(), v.clone())).collect())
-        };
-        let operational = ["fsdp", "ddp", "dist_env"];
+        let (parameters, settings) = self.table(over);
+        let own = || self.model.to_string_lossy().into_owned();
         let source = ResolvedSource {
             kind: SourceKind::Path,
-            location: self.model.to_string_lossy().into_owned(),
+            location: table["model"]["pretrained_model_name_or_path"].as_str().map_or_else(own, str::to_owned),
             commit: None,
             parts: Vec::new(),
             digest: String::new(),
@@ -203,8 +215,8 @@ impl World {
             events.interrupt();
         }
         Work {
-            parameters: serde_json::from_value(split(&operational, false)).unwrap(),
-            settings: serde_json::from_value(split(&operational, true)).unwrap(),
+            parameters,
+            settings,
             request: RunRequest {
                 contract: CONTRACT,
                 parameters: Value::Null,
@@ -279,10 +291,12 @@ fn write_captions(dir: &Path, captions: &[String], inputs: &[TextInput]) {
     writer.finish().unwrap();
 }
 
+/// Lays `over` over `under`; what it sets to null is gone.
 fn overlay(under: &mut Value, over: &Value) {
     match (under, over) {
         (Value::Object(under), Value::Object(over)) => {
-            for (key, value) in over {
+            under.retain(|key, _| !over.get(key).is_some_and(Value::is_null));
+            for (key, value) in over.iter().filter(|(_, value)| !value.is_null()) {
                 overlay(under.entry(key.clone()).or_insert(Value::Null), value);
             }
         }
