@@ -203,8 +203,8 @@ impl Pipeline {
     }
 
     /// The last rank's numbers on every rank, which brings as many of its own. They are the host's, wherever the model computes.
-    pub(crate) fn last_numbers(&self, own: Vec<f32>) -> Result<Vec<f32>> {
-        let numbers = Tensor::f_from_slice(&own)?;
+    pub(crate) fn last_numbers(&self, own: &[f32]) -> Result<Vec<f32>> {
+        let numbers = Tensor::f_from_slice(own)?;
         self.group.broadcast(&numbers, self.group.size() - 1)?.wait()?;
         Ok(Vec::<f32>::try_from(numbers)?)
     }

@@ -281,7 +281,7 @@ impl Spread {
         if pipeline.is_last() && own.len() != count {
             return Err(Error::Unfit(format!("{} losses came, not {count}", own.len())));
         }
-        pipeline.last_numbers(if pipeline.is_last() { own } else { vec![0.0; count] })
+        pipeline.last_numbers(&if pipeline.is_last() { own } else { vec![0.0; count] })
     }
 
     /// Before a step's last backward through the chunk of `action`.

@@ -121,7 +121,7 @@ impl Run<'_> {
             scope.spawn(move || self.share(&shared));
             let offer = |stage: &Prepared, artifact: &Artifact| {
                 if self.workspace.exchange.is_some() {
-                    let asked = Asked::of(&self.workspace.recipe.base_dir, stage);
+                    let asked = Asked::of(&self.workspace.recipe, stage);
                     // The receiver waits for as long as this lives.
                     let _ = share.send((artifact.clone(), asked));
                 }
@@ -309,17 +309,16 @@ impl Run<'_> {
         let (runs, recipe) = (&self.workspace.runs, &self.workspace.recipe.name);
         self.reporter().fills(name, &staging.out, &links::point_running(runs, recipe, name, &staging.out)?);
         let log = folder.path.join(format!("{name}.log"));
-        let end = match staging.end::<End>().filter(|_| keep) {
-            // An earlier run was killed while it published this.
-            Some(end) => end,
-            None => {
-                let request = request::new(self.workspace, stage, threads, &key, made, &staging, forced);
-                let end = self.work(stage, &key, &request, &staging, &lock, &log)?;
-                if keep {
-                    staging.note_end(&end)?;
-                }
-                end
+        // If there is one, an earlier run was killed while it published it.
+        let end = if let Some(end) = staging.end::<End>().filter(|_| keep) {
+            end
+        } else {
+            let request = request::new(self.workspace, stage, threads, &key, made, &staging, forced);
+            let end = self.work(stage, &key, &request, &staging, &lock, &log)?;
+            if keep {
+                staging.note_end(&end)?;
             }
+            end
         };
         let End { summary, ledger, info, warnings, seconds } = end;
         let published = cache.publish(
