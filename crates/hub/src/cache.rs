@@ -1,5 +1,6 @@
 //! The cache on disk, laid out as `huggingface_hub` does (`refs/`, `blobs/`, `snapshots/`, `.locks/`), so both share it.
-//! One thing is added: the file list of a commit, kept beside them, so that a commit is listed once and also offline.
+//! Two things are added, beside them: the file list of a commit (`listings/`), so that a commit is listed once and also
+//! offline, and which state of a blob was hashed (`checked/`).
 
 use std::io::{self, ErrorKind};
 use std::path::{Component, Path, PathBuf};
@@ -49,6 +50,11 @@ impl Layout {
 
     pub(crate) fn blob(&self, identity: &str) -> PathBuf {
         self.root.join("blobs").join(identity)
+    }
+
+    /// What a blob was when it was hashed last; see [`crate::sound`].
+    pub(crate) fn checked(&self, identity: &str) -> PathBuf {
+        self.root.join("checked").join(identity)
     }
 
     /// Lock file of a blob; also taken by `huggingface_hub`.
@@ -144,7 +150,7 @@ pub(crate) fn create_parent(path: &Path) -> io::Result<()> {
 }
 
 /// Writes a file whole or not at all.
-fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     create_parent(path)?;
     let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
     fs_err::write(&temporary, bytes)?;

@@ -132,6 +132,22 @@ pub enum Error {
         /// Expected and found.
         detail: String,
     },
+    /// What the cache holds is not what the Hub says the file is, and it may not be fetched again.
+    #[error("`{path}` of {repo} is damaged in the cache `{}`: {detail}", cache.display())]
+    #[diagnostic(
+        code(hub::rotten),
+        help("unset HF_HUB_OFFLINE once to fetch it again, or point HF_HOME at a cache that has it whole")
+    )]
+    Rotten {
+        /// The repository.
+        repo: String,
+        /// The file.
+        path: String,
+        /// Expected and found.
+        detail: String,
+        /// Folder of the cache.
+        cache: PathBuf,
+    },
     /// The Hub's answer makes no sense.
     #[error("the Hub's answer about {repo} cannot be used: {detail}")]
     #[diagnostic(code(hub::answer))]

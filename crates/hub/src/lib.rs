@@ -7,6 +7,7 @@ mod hub;
 mod listing;
 mod repo;
 mod retry;
+mod sound;
 #[doc(hidden)]
 pub mod testing;
 mod transfer;

@@ -1,10 +1,12 @@
-//! Bytes from the Hub to the cache: resumed after a cut, verified before they count.
+//! Bytes from the Hub to the cache: resumed after a cut, verified before they count, also those that were there.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use futures::stream::BoxStream;
 use futures::{StreamExt, TryStreamExt};
@@ -15,6 +17,7 @@ use crate::cache::{RemoteFile, create_parent};
 use crate::hub::with_repo;
 use crate::listing::refused;
 use crate::retry::{Failure, chain, classify};
+use crate::sound::{self, Found};
 use crate::{Commit, Error, Hub, Repo};
 
 /// Called with bytes done and bytes in all; `Break` ends the transfer with [`Error::Stopped`].
@@ -27,6 +30,8 @@ pub fn quiet(_done: u64, _total: u64) -> ControlFlow<()> {
 
 /// Files fetched at a time.
 const PARALLEL: usize = 4;
+/// How often a caller may stop the reading of files that are there.
+const ASKED_EACH: Duration = Duration::from_millis(200);
 
 /// Counts bytes of several files for one [`Progress`].
 struct Meter<'a> {
@@ -55,21 +60,8 @@ impl Hub {
         files: &[&RemoteFile],
         progress: Progress<'_>,
     ) -> Result<(), Error> {
-        let layout = self.layout(repo);
         let meter = Meter { done: AtomicU64::new(0), total: files.iter().map(|file| file.size).sum(), progress };
-        let mut missing = Vec::new();
-        for file in files {
-            if length(&layout.blob(&file.identity)) == Some(file.size) {
-                layout.link(commit, file)?;
-                let _ = meter.add(file.size);
-            } else if length(&layout.snapshot(commit).join(&file.path)) == Some(file.size) {
-                let _ = meter.add(file.size); // a cache without links, as on file systems that have none
-            } else if self.options.offline {
-                return Err(self.not_cached(repo, format!("`{}`", file.path)));
-            } else {
-                missing.push(*file);
-            }
-        }
+        let missing = self.runtime.block_on(self.lacking(repo, commit, files, &meter))?;
         if missing.is_empty() {
             return Ok(());
         }
@@ -85,6 +77,73 @@ impl Hub {
         Ok(())
     }
 
+    /// Which of `files` are not there, or not as the Hub states; the others are put at their places.
+    async fn lacking<'f>(
+        &self,
+        repo: &Repo,
+        commit: &Commit,
+        files: &[&'f RemoteFile],
+        meter: &Meter<'_>,
+    ) -> Result<Vec<&'f RemoteFile>, Error> {
+        // The answer is given before all have been looked into, if it is an error.
+        let stop = Arc::new(AtomicBool::new(false));
+        let missing = self.look(repo, commit, files, meter, &stop).await;
+        stop.store(true, Ordering::Relaxed);
+        missing
+    }
+
+    async fn look<'f>(
+        &self,
+        repo: &Repo,
+        commit: &Commit,
+        files: &[&'f RemoteFile],
+        meter: &Meter<'_>,
+        stop: &Arc<AtomicBool>,
+    ) -> Result<Vec<&'f RemoteFile>, Error> {
+        let layout = self.layout(repo);
+        let look = |file: &'f RemoteFile| {
+            let (blob, record) = (layout.blob(&file.identity), layout.checked(&file.identity));
+            let plain = layout.snapshot(commit).join(&file.path);
+            let (asked, stop) = (file.clone(), Arc::clone(stop));
+            let looked = tokio::task::spawn_blocking(move || match sound::look(&blob, &record, &asked, &stop)? {
+                // A cache without links, as on file systems that have none.
+                Found::Nothing => Ok((sound::look(&plain, &record, &asked, &stop)?, false)),
+                found => Ok::<_, Error>((found, true)),
+            });
+            async move { (file, looked.await) }
+        };
+        let mut looks = futures::stream::iter(files.iter().copied()).map(look).buffered(PARALLEL);
+        let mut missing = Vec::new();
+        loop {
+            let Ok(looked) = tokio::time::timeout(ASKED_EACH, looks.next()).await else {
+                if meter.add(0).is_break() {
+                    return Err(Error::Stopped { repo: repo.to_string() });
+                }
+                continue;
+            };
+            let Some((file, found)) = looked else { return Ok(missing) };
+            match found.map_err(std::io::Error::other)?? {
+                (Found::Sound, is_blob) => {
+                    if is_blob {
+                        layout.link(commit, file)?;
+                    }
+                    if meter.add(file.size).is_break() {
+                        return Err(Error::Stopped { repo: repo.to_string() });
+                    }
+                }
+                (Found::Nothing, _) if self.options.offline => {
+                    return Err(self.not_cached(repo, format!("`{}`", file.path)));
+                }
+                (Found::Damaged(hash), _) if self.options.offline => {
+                    let detail = format!("its content hash is {hash}, the Hub states {}", file.identity);
+                    let cache = self.options.cache.clone();
+                    return Err(Error::Rotten { repo: repo.to_string(), path: file.path.clone(), detail, cache });
+                }
+                (Found::Nothing | Found::Damaged(_), _) => missing.push(file),
+            }
+        }
+    }
+
     async fn fetch_file(
         &self,
         client: &HFClient,
@@ -96,7 +155,9 @@ impl Hub {
         let layout = self.layout(repo);
         let blob = layout.blob(&file.identity);
         let _lock = lock(layout.lock(&file.identity)).await?;
-        if length(&blob) == Some(file.size) {
+        let record = layout.checked(&file.identity);
+        let never = AtomicBool::new(false);
+        if sound::look(&blob, &record, file, &never)? == Found::Sound {
             let _ = meter.add(file.size); // another process fetched it while this one waited
             layout.link(commit, file)?;
             return Ok(());
@@ -104,14 +165,13 @@ impl Hub {
         let mut partial = Partial::open(PathBuf::from(format!("{}.incomplete", blob.display())), file.size)?;
         let _ = meter.add(partial.length);
         let mut before = None;
-        loop {
+        let hash = loop {
             self.fill(client, repo, commit, file, &mut partial, meter).await?;
-            let found = content_hash(&partial.path, file)?;
-            match found {
+            match content_hash(&partial.path, file, &never)? {
                 Some(found) if !found.eq_ignore_ascii_case(&file.identity) => {
                     // Mirrors make up git ids; that the same bytes came twice is as good there.
                     if before.as_ref() == Some(&found) && file.identity.len() == 40 {
-                        break;
+                        break Some(found);
                     }
                     if before.is_some() {
                         fs_err::remove_file(&partial.path)?;
@@ -123,11 +183,14 @@ impl Hub {
                     meter.take_back(partial.length);
                     partial.restart()?;
                 }
-                _ => break,
+                found => break found,
             }
-        }
+        };
         partial.file.sync_all()?;
         fs_err::rename(&partial.path, &blob)?;
+        if let Some(hash) = hash {
+            sound::note(&blob, &record, hash);
+        }
         layout.link(commit, file)?;
         Ok(())
     }
@@ -280,10 +343,6 @@ fn address(endpoint: &str, repo: &Repo, commit: &Commit, path: &str) -> Option<r
     Some(url)
 }
 
-fn length(path: &Path) -> Option<u64> {
-    fs_err::metadata(path).ok().filter(std::fs::Metadata::is_file).map(|meta| meta.len())
-}
-
 async fn lock(path: PathBuf) -> Result<File, Error> {
     let locked = tokio::task::spawn_blocking(move || {
         create_parent(&path)?;
@@ -295,29 +354,33 @@ async fn lock(path: PathBuf) -> Result<File, Error> {
 }
 
 /// The hash that the file's identity is of: SHA-256 of a large file, git's blob id of a small one; `None` if of neither.
-fn content_hash(path: &Path, file: &RemoteFile) -> Result<Option<String>, Error> {
+/// Once it is told to stop, it fails.
+pub(crate) fn content_hash(path: &Path, file: &RemoteFile, stop: &AtomicBool) -> Result<Option<String>, Error> {
     match file.identity.len() {
         64 => {
             let mut hasher = sha2::Sha256::default();
-            read_through(path, |bytes| sha2::Digest::update(&mut hasher, bytes))?;
+            read_through(path, stop, |bytes| sha2::Digest::update(&mut hasher, bytes))?;
             Ok(Some(hex(&sha2::Digest::finalize(hasher))))
         }
         40 => {
             let mut hasher = sha1::Sha1::default();
             hasher.update(format!("blob {}\0", file.size));
-            read_through(path, |bytes| hasher.update(bytes))?;
+            read_through(path, stop, |bytes| hasher.update(bytes))?;
             Ok(Some(hex(&hasher.finalize())))
         }
         _ => Ok(None),
     }
 }
 
-fn read_through(path: &Path, mut take: impl FnMut(&[u8])) -> Result<(), Error> {
+fn read_through(path: &Path, stop: &AtomicBool, mut take: impl FnMut(&[u8])) -> Result<(), Error> {
     let mut file = fs_err::File::open(path)?;
     let mut buffer = vec![0; 1 << 20];
     loop {
         match file.read(&mut buffer)? {
             0 => return Ok(()),
+            _ if stop.load(Ordering::Relaxed) => {
+                return Err(std::io::Error::from(std::io::ErrorKind::Interrupted).into());
+            }
             n => take(&buffer[..n]),
         }
     }

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::ops::ControlFlow;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -245,4 +246,122 @@ fn a_caller_can_stop_a_transfer_and_sees_its_progress() {
     };
     hub.snapshot::<&str>(&repo(), &commit, &[], &watch).unwrap();
     assert_eq!(*last.lock().unwrap(), (1_600_007, 1_600_007));
+}
+
+/// One bit of a file, its size and time kept; `hidden`: as if it had flipped on the disk itself, so that the recorded state is
+/// the one that it has now.
+fn flip(path: &Path, hidden: bool) {
+    let blob = fs_err::canonicalize(path).unwrap();
+    let time = fs_err::metadata(&blob).unwrap().modified().unwrap();
+    let mut bytes = fs_err::read(&blob).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    fs_err::write(&blob, bytes).unwrap();
+    fs_err::File::options().write(true).open(&blob).unwrap().file().set_modified(time).unwrap();
+    if hidden {
+        std::thread::sleep(Duration::from_millis(80));
+        let record = blob.ancestors().nth(2).unwrap().join("checked").join(blob.file_name().unwrap());
+        let mut checked: serde_json::Value = serde_json::from_slice(&fs_err::read(&record).unwrap()).unwrap();
+        let meta = fs_err::metadata(&blob).unwrap();
+        checked["stamp"]["ctime"] = serde_json::json!([meta.ctime(), meta.ctime_nsec()]);
+        fs_err::write(record, checked.to_string()).unwrap();
+    }
+}
+
+const FILES: [&str; 2] = ["README.md", "data/big.bin"];
+
+#[test]
+fn a_file_of_the_cache_that_is_not_what_the_hub_states_is_fetched_anew() {
+    for path in FILES {
+        let world = world();
+        let commit = world.hub().resolve(&repo(), None).unwrap();
+        let root = world.hub().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap();
+        for _ in 0..2 {
+            flip(&root.join(path), false);
+            world.server.forget();
+            let rotten = world.offline().fetch(&repo(), &commit, path, &quiet).unwrap_err();
+            let text = rotten.to_string();
+            assert!(matches!(rotten, Error::Rotten { .. }) && text.contains(path), "{text}");
+            assert!(miette::Diagnostic::help(&rotten).unwrap().to_string().contains("HF_HUB_OFFLINE"));
+            assert_eq!(world.server.requests(), Vec::<String>::new());
+            let again = world.hub().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap();
+            assert!(FILES.iter().all(|path| same(&again.join(path), &world.source(path))));
+            let gets: Vec<_> = world.server.requests().into_iter().filter(|r| r.starts_with("GET")).collect();
+            assert!(gets.len() == 1 && gets[0].contains(path), "nothing else is fetched: {gets:?}");
+            world.offline().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap();
+        }
+        // Without a connection to the Hub the bad one is not taken either.
+        flip(&root.join(path), false);
+        let nowhere = Options { endpoint: Some("http://127.0.0.1:9".to_owned()), attempts: 1, ..world.options() };
+        let error = Hub::new(nowhere).unwrap().fetch(&repo(), &commit, path, &quiet).unwrap_err();
+        assert!(matches!(error, Error::Network { .. }), "{error}");
+    }
+}
+
+/// A cache of Python's, or of a tool of before, has no records.
+#[test]
+fn a_cache_without_records_is_hashed_once() {
+    let world = world();
+    let commit = world.hub().resolve(&repo(), None).unwrap();
+    let root = world.hub().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap();
+    let checked = root.ancestors().nth(2).unwrap().join("checked");
+    fs_err::remove_dir_all(&checked).unwrap();
+    std::thread::sleep(Duration::from_millis(80));
+    world.offline().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap();
+    let written = || -> Vec<_> {
+        let mut files: Vec<_> = fs_err::read_dir(&checked).unwrap().map(|entry| entry.unwrap().path()).collect();
+        files.sort();
+        files.into_iter().map(|path| (fs_err::metadata(&path).unwrap().ino(), path)).collect()
+    };
+    let (first, none) = (written(), Vec::<String>::new());
+    world.server.forget();
+    for hub in [world.offline(), world.hub()] {
+        hub.snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap();
+    }
+    assert_eq!((first.len(), written(), world.server.requests()), (3, first, none), "a hash would be noted anew");
+    // A state that was hashed is believed, whatever is in it: nobody looks.
+    flip(&root.join("data/big.bin"), true);
+    world.offline().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap();
+    fs_err::remove_dir_all(&checked).unwrap();
+    fs_err::remove_dir_all(root.ancestors().nth(2).unwrap().join("listings")).unwrap();
+    let rotten = world.offline().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap_err();
+    assert!(matches!(rotten, Error::Rotten { .. }), "found also where only names of blobs tell: {rotten}");
+}
+
+/// A file system without links has the files themselves in the snapshot.
+#[test]
+fn files_without_links_are_held_against_their_hashes_too() {
+    let world = world();
+    let commit = world.hub().resolve(&repo(), None).unwrap();
+    let root = world.hub().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap();
+    for path in FILES {
+        let (place, blob) = (root.join(path), fs_err::canonicalize(root.join(path)).unwrap());
+        fs_err::remove_file(&place).unwrap();
+        fs_err::rename(blob, &place).unwrap();
+    }
+    world.offline().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap();
+    flip(&root.join("data/big.bin"), false);
+    let rotten = world.offline().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap_err();
+    assert!(matches!(&rotten, Error::Rotten { path, .. } if path == "data/big.bin"), "{rotten}");
+    let again = world.hub().snapshot::<&str>(&repo(), &commit, &[], &quiet).unwrap();
+    assert!(FILES.iter().all(|path| same(&again.join(path), &world.source(path))));
+}
+
+/// A mirror that makes up git ids serves bytes that no id is of: that they came twice the same is as good, also later.
+#[test]
+fn made_up_ids_of_a_mirror_are_no_damage() {
+    let world = world();
+    let commit = world.hub().resolve(&repo(), None).unwrap();
+    world.hub().files(&repo(), &commit).unwrap();
+    let listing = world.folder.path().join(format!("cache/datasets--o--n/listings/{commit}.json"));
+    let mut files: serde_json::Value = serde_json::from_slice(&fs_err::read(&listing).unwrap()).unwrap();
+    files[0]["identity"] = "a1".repeat(20).into();
+    fs_err::write(listing, files.to_string()).unwrap();
+    let path = world.hub().fetch(&repo(), &commit, "README.md", &quiet).unwrap();
+    // Another name changes the file's state, not its contents.
+    fs_err::hard_link(fs_err::canonicalize(&path).unwrap(), world.folder.path().join("another")).unwrap();
+    world.offline().fetch(&repo(), &commit, "README.md", &quiet).unwrap();
+    flip(&path, false);
+    assert!(matches!(world.offline().fetch(&repo(), &commit, "README.md", &quiet), Err(Error::Rotten { .. })));
+    assert!(same(&world.hub().fetch(&repo(), &commit, "README.md", &quiet).unwrap(), &world.source("README.md")));
 }
