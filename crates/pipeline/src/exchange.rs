@@ -163,24 +163,30 @@ impl Exchange {
             }
             Err(error) => {
                 self.known().struck.insert((stage.clone(), key));
+                if matches!(error, remote::Error::Damaged { .. }) {
+                    doubt(&remote, cache);
+                }
                 self.fails(&error);
                 Ok(None)
             }
         }
     }
 
-    /// Brings an artifact to the remote unless it is known to be there.
+    /// Brings an artifact to the remote unless it is known to be there. One that was made anew is not: it was made because
+    /// the remote had it no more, or had it damaged.
     pub(crate) fn share(&self, cache: &Cache, watch: &Watch<'_>, artifact: &Artifact, asked: &Asked) {
-        let Manifest { stage, key, digest, .. } = &artifact.manifest;
+        let Manifest { stage, key, digest, seal, .. } = &artifact.manifest;
         let question = json!({
             "remote": self.address, "stage": stage, "key": key, "digest": digest, "question": asked.question,
         });
         let Some(remote) = self.remote() else { return };
-        if cache.recall::<bool>("pushed", &question) == Some(true) {
+        // The seal covers how long it took, so each making has one of its own.
+        let this = seal.unwrap_or(*digest);
+        if cache.recall::<Digest>("pushed", &question) == Some(this) {
             return;
         }
         match push(&remote, cache, watch, artifact, asked, false) {
-            Ok(_) => cache.remember("pushed", &question, &true),
+            Ok(_) => cache.remember("pushed", &question, &this),
             Err(remote::Error::Stopped { .. }) => {}
             Err(error) => self.fails(&error),
         }
@@ -198,10 +204,27 @@ pub(crate) fn push(
 ) -> std::result::Result<Pushed, remote::Error> {
     let stage = &artifact.manifest.stage;
     let progress = |done, total| watch.progress(stage, "pushing", done, total);
+    let doubted = doubt(remote, cache);
     let pushed = remote.push(cache, artifact, anew, &progress)?;
+    if artifact.manifest.files.iter().any(|file| doubted.contains(&file.digest)) {
+        cache.remember("doubted", &json!(remote.address()), &remote.doubted());
+    }
     remote.note(NOTES, &asked.question, &(asked, artifact.manifest.key))?;
     watch.reporter().pushed(stage, pushed.files, pushed.bytes, remote.address());
     Ok(pushed)
+}
+
+/// Files that were found damaged in that remote and not put right, by this process or one before it, which all know of now:
+/// one that was killed before it put them right would leave them as they are for good.
+fn doubt(remote: &Remote, cache: &Cache) -> BTreeSet<Digest> {
+    let question = json!(remote.address());
+    let known: BTreeSet<Digest> = cache.recall("doubted", &question).unwrap_or_default();
+    remote.doubt(&known);
+    let doubted = remote.doubted();
+    if doubted != known {
+        cache.remember("doubted", &question, &doubted);
+    }
+    doubted
 }
 
 /// Waits for the right to make or fetch a key; also says whether it had to wait.

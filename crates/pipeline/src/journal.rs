@@ -72,7 +72,7 @@ impl<'a> Journal<'a> {
             memory_bytes: None,
             rejected: 0,
             error: None,
-            asked: Some(Asked::of(&self.workspace.recipe.base_dir, stage)),
+            asked: Some(Asked::of(&self.workspace.recipe, stage)),
         });
     }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use spec::Recipe;
 use stage::{Checked, ResolvedSource, Source, SourceKind};
 use store::{Digest, Identity, Manifest};
 
@@ -16,7 +17,8 @@ use crate::workspace::{Prepared, Workspace};
 /// A question to a stage and where its answer came from. No path of this machine is in it, unless the recipe names one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Asked {
-    /// Digest of the stage, its version and its table of the recipe.
+    /// Digest of the recipe's name, the stage, its version and its table of the recipe. The name keeps projects apart that ask
+    /// the same of other data and share a remote.
     pub(crate) question: Digest,
     /// Outside things that it reads; local paths relative to the recipe.
     sources: Vec<Source>,
@@ -35,8 +37,8 @@ pub(crate) struct Recalled {
 
 impl Asked {
     /// What that stage is asked now.
-    pub(crate) fn of(base_dir: &Path, stage: &Prepared) -> Self {
-        let below = |path: &Path| path.strip_prefix(base_dir).unwrap_or(path).to_owned();
+    pub(crate) fn of(recipe: &Recipe, stage: &Prepared) -> Self {
+        let below = |path: &Path| path.strip_prefix(&recipe.base_dir).unwrap_or(path).to_owned();
         let source = |source: &Source| match source.kind {
             SourceKind::Path => {
                 let location = below(Path::new(&source.location)).to_string_lossy().into_owned();
@@ -45,7 +47,7 @@ impl Asked {
             SourceKind::HubModel | SourceKind::HubDataset => source.clone(),
         };
         Self {
-            question: question(stage),
+            question: question(recipe, stage),
             sources: stage.checked.sources.iter().map(source).collect(),
             consulted: stage.consulted.iter().map(|(path, digest)| (below(path), *digest)).collect(),
         }
@@ -60,17 +62,18 @@ impl Asked {
     }
 }
 
-fn question(stage: &Prepared) -> Digest {
+fn question(recipe: &Recipe, stage: &Prepared) -> Digest {
     Digest::of_json(&json!({
-        "stage": stage.node.name, "version": stage.description.version, "table": stage.table,
+        "recipe": recipe.name, "stage": stage.node.name, "version": stage.description.version, "table": stage.table,
     }))
 }
 
 /// The answer of before for a stage that cannot be prepared now; `None` unless it is for want of a source.
 pub(crate) fn recall(workspace: &Workspace, finder: &mut Finder<'_>, stage: &Prepared) -> Option<Recalled> {
     let (name, base_dir) = (&stage.node.name, &workspace.recipe.base_dir);
-    let (asked, manifest) = here(workspace, name, &question(stage))
-        .or_else(|| workspace.exchange.as_ref()?.recall(name, &question(stage)))?;
+    let question = question(&workspace.recipe, stage);
+    let (asked, manifest) =
+        here(workspace, name, &question).or_else(|| workspace.exchange.as_ref()?.recall(name, &question))?;
     if !asked.holds(base_dir) {
         return None;
     }

@@ -48,7 +48,7 @@ pub(crate) fn to(workspace: &Workspace, address: &str, anew: bool, json: bool) -
     let mut made: BTreeMap<String, Artifact> = BTreeMap::new();
     for stage in &stages {
         if let State::Cached { artifact } = judge(workspace, stage, &made, false) {
-            let asked = Asked::of(&workspace.recipe.base_dir, stage);
+            let asked = Asked::of(&workspace.recipe, stage);
             push(&remote, &workspace.cache, &watch, &artifact, &asked, anew).map_err(|error| explained(&error))?;
             made.insert(stage.node.name.clone(), *artifact);
         }

@@ -18,7 +18,7 @@ pub mod testing;
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use object_store::ObjectStore;
 use object_store::path::Path;
@@ -68,6 +68,20 @@ impl Remote {
         &self.address
     }
 
+    /// Files that are damaged there or gone, as far as pulls found or [`Remote::doubt`] told, and that no push replaced since.
+    pub fn doubted(&self) -> BTreeSet<Digest> {
+        self.damaged().clone()
+    }
+
+    /// Has the next push that holds one of these files replace it: another process found it damaged there.
+    pub fn doubt<'a>(&self, files: impl IntoIterator<Item = &'a Digest>) {
+        self.damaged().extend(files);
+    }
+
+    fn damaged(&self) -> MutexGuard<'_, BTreeSet<Digest>> {
+        self.damaged.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn object(&self, digest: &Digest) -> Path {
         let name = digest.to_string();
         self.at(&["objects", &name[..2], &name])
@@ -85,7 +99,7 @@ impl Remote {
         Error::of(&self.address, what.as_ref(), error)
     }
 
-    fn damaged(&self, what: &Path, detail: impl Into<String>) -> Error {
+    fn harmed(&self, what: &Path, detail: impl Into<String>) -> Error {
         Error::Damaged { object: what.to_string(), remote: self.address.clone(), detail: detail.into() }
     }
 

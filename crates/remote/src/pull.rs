@@ -33,7 +33,7 @@ impl Remote {
         let path = self.manifest_path(stage, key);
         match self.read_small(&path)? {
             None => Ok(None),
-            Some(bytes) => Manifest::read(&bytes, stage, key).map(Some).map_err(|reason| self.damaged(&path, reason)),
+            Some(bytes) => Manifest::read(&bytes, stage, key).map(Some).map_err(|reason| self.harmed(&path, reason)),
         }
     }
 
@@ -60,6 +60,10 @@ impl Remote {
         self.fetch(&coming, total, progress)?;
         for file in &coming {
             self.check(file, progress)?;
+            // The cache copies a file that someone may write to by another name, and takes this one as it is.
+            let mut permissions = fs_err::metadata(&file.path)?.permissions();
+            permissions.set_readonly(true);
+            fs_err::set_permissions(&file.path, permissions)?;
         }
         for record in &manifest.files {
             let target = staging.out.join(&record.path);
@@ -73,11 +77,14 @@ impl Remote {
     }
 
     fn coming<'a>(&self, record: &'a FileRecord, path: PathBuf) -> Result<Coming<'a>> {
-        let file = fs_err::OpenOptions::new().create(true).append(true).open(&path)?;
-        let mut from = file.metadata()?.len();
+        let mut from = fs_err::metadata(&path).map_or(0, |left| left.len());
         if from > record.bytes {
-            file.set_len(0)?;
+            fs_err::remove_file(&path)?;
             from = 0;
+        }
+        // A whole one may not be written to any more.
+        if from < record.bytes || !path.exists() {
+            fs_err::OpenOptions::new().create(true).append(true).open(&path)?;
         }
         Ok(Coming { record, object: self.object(&record.digest), path, from })
     }
@@ -141,8 +148,8 @@ impl Remote {
     }
 
     fn found_damaged(&self, file: &Coming<'_>, detail: &str) -> crate::Error {
-        self.damaged.lock().unwrap_or_else(std::sync::PoisonError::into_inner).insert(file.record.digest);
-        self.damaged(&file.object, format!("{detail}; it is `{}` of an artifact", file.record.path))
+        self.damaged().insert(file.record.digest);
+        self.harmed(&file.object, format!("{detail}; it is `{}` of an artifact", file.record.path))
     }
 
     /// Why a part of a file could not be had: an object that is gone or of another size is damage, all else the network.
@@ -164,7 +171,7 @@ impl Remote {
                 found => found.map_err(|error| self.failed(path, &error))?,
             };
             if found.meta.size > LARGEST {
-                return Err(self.damaged(path, format!("it has {} bytes", found.meta.size)));
+                return Err(self.harmed(path, format!("it has {} bytes", found.meta.size)));
             }
             found.bytes().await.map(Some).map_err(|error| self.failed(path, &error))
         })

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::PathBuf;
-use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use futures::{StreamExt, TryStreamExt};
@@ -83,11 +82,12 @@ impl Remote {
             let put = self.store.put(&path, PutPayload::from(text));
             self.runtime.block_on(put).map_err(|error| self.failed(&path, &error))?;
         }
+        self.damaged().retain(|digest| manifest.files.iter().all(|file| file.digest != *digest));
         Ok(sent)
     }
 
     async fn lacks(&self, digest: &Digest, file: &Going) -> Result<bool> {
-        if self.damaged.lock().unwrap_or_else(PoisonError::into_inner).contains(digest) {
+        if self.damaged().contains(digest) {
             return Ok(true);
         }
         match self.store.head(&file.object).await {

@@ -4,7 +4,7 @@
 //! opens the gate, and only then removes. Killed at any instant it leaves whole artifacts, or none.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -13,6 +13,8 @@ use crate::{Cache, Digest, Manifest, Result};
 
 /// Unfinished work, damaged files and old answers are kept this long unless an age is asked for.
 const KEPT_UNASKED: Duration = Duration::from_hours(14 * 24);
+/// Kinds of answers that stay whatever their age: asked again they may be others. These pin a branch of the Hub to a commit.
+const PINS: &[&str] = &["hub-commits"];
 
 /// What may go.
 #[derive(Debug, Clone, Default)]
@@ -68,12 +70,19 @@ impl Cache {
         }
         let trash = self.root().join("trash");
         fs_err::create_dir_all(&trash)?;
+        // What others moved there before they opened the gate; some may have been killed while they removed it.
+        let before = names(&trash);
+        // A folder of its own: process ids come again, in containers at once.
+        let own = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o777)).tempdir_in(&trash)?.keep();
         let gone = found.artifacts.iter().map(|gone| self.artifact_path(&gone.stage, &gone.key));
         for (number, path) in gone.chain(found.leftovers.iter().cloned()).enumerate() {
-            fs_err::rename(&path, trash.join(format!("{}-{number}", std::process::id())))?;
+            fs_err::rename(&path, own.join(number.to_string()))?;
         }
         drop(gate);
-        remove_tree(&trash)?;
+        // Not `trash/` itself: another collector may be filling its folder there.
+        for path in before.iter().map(|name| trash.join(name)).chain([own]) {
+            remove_tree(&path)?;
+        }
         self.drop_objects();
         Ok(found)
     }
@@ -152,8 +161,10 @@ impl Cache {
             .for_each(&mut take);
         // Answers of long ago, and `.tmp…`, `….linking-…`: halves of files whose writer was killed.
         for kind in names(&root.join("memo")) {
-            let folder = root.join("memo").join(kind);
-            names(&folder).iter().map(|name| folder.join(name)).filter(|path| old(path)).for_each(&mut take);
+            let folder = root.join("memo").join(&kind);
+            let pins = |name: &&String| PINS.contains(&kind.as_str()) && !name.starts_with('.');
+            let goes = names(&folder).into_iter().filter(|name| !pins(&name));
+            goes.map(|name| folder.join(name)).filter(|path| old(path)).for_each(&mut take);
         }
         for group in names(&root.join("objects")) {
             let folder = root.join("objects").join(group);

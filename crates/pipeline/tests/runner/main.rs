@@ -4,6 +4,7 @@
 
 mod answers;
 mod bench;
+mod collect;
 mod crash;
 mod damage;
 mod disk;
@@ -14,5 +15,6 @@ mod hub_sources;
 mod ranks;
 mod report;
 mod sharing;
+mod sources;
 mod support;
 mod together;

@@ -152,6 +152,68 @@ fn a_flipped_bit_there_is_named_made_here_and_put_right() {
     assert_eq!(forge.ran(), Vec::<String>::new());
 }
 
+/// A harm to the remote, by the path of an object and of a manifest there.
+type Harm = fn(&Path, &Path);
+
+const HARMS: [(&str, Harm); 5] = [
+    ("a flipped bit", |object, _| fs_err::write(object, "default+iroN").unwrap()),
+    ("a lost end", |object, _| fs_err::write(object, "default").unwrap()),
+    ("a lost object", |object, _| fs_err::remove_file(object).unwrap()),
+    ("a lost manifest", |_, manifest| fs_err::remove_file(manifest).unwrap()),
+    ("half a manifest", |_, manifest| fs_err::write(manifest, "{").unwrap()),
+];
+
+/// A forge that made and pushed everything and has nothing of `smelt` left, while the remote was harmed there.
+fn harmed(harm: Harm) -> (Forge, String) {
+    let (forge, address) = sharing();
+    // What is pushed is remembered, and believed by the second.
+    for _ in 0..2 {
+        forge.good(&["run", "sword.toml", "--remote", &address]);
+    }
+    let objects = files_of(&forge.path("shared/objects"));
+    let object = objects.iter().find(|path| fs_err::read(path).unwrap() == b"default+iron").unwrap();
+    harm(object, &files_of(&forge.path("shared/artifacts/smelt"))[0]);
+    for lost in [".pipeline/artifacts/smelt", ".pipeline/objects"] {
+        fs_err::remove_dir_all(forge.path(lost)).unwrap();
+    }
+    forge.ran();
+    (forge, address)
+}
+
+#[track_caller]
+fn is_whole_for_others(forge: &Forge, address: &str, what: &str) {
+    forge.ran();
+    let said = forge.run(&["pull", "sword.toml", "--cache", "other", "--remote", address]);
+    assert_eq!((said.code, forge.ran().len()), (0, 0), "{what}: {}", said.err);
+}
+
+#[test]
+fn who_pushed_what_is_harmed_there_since_makes_it_and_pushes_it_again() {
+    for (what, harm) in HARMS {
+        let (forge, address) = harmed(harm);
+        let said = forge.good(&["run", "sword.toml", "--remote", &address]);
+        assert_eq!(forge.ran(), ["smelt"], "{what}: {}", said.err);
+        is_whole_for_others(&forge, &address, what);
+        let again = forge.good(&["run", "sword.toml", "--remote", &address]).err;
+        assert!(!again.contains("pushed"), "{what}: it is known to be there: {again}");
+    }
+}
+
+#[test]
+fn harm_that_one_command_finds_is_put_right_by_a_later_one() {
+    for (what, harm) in HARMS {
+        for later in ["run", "push"] {
+            let (forge, address) = harmed(harm);
+            let said = forge.run(&["pull", "sword.toml", "--remote", &address]);
+            assert_eq!(said.code, 4, "{what}: {}", said.err);
+            forge.good(&["run", "sword.toml"]);
+            assert_eq!(forge.ran(), ["smelt"]);
+            forge.good(&[later, "sword.toml", "--remote", &address]);
+            is_whole_for_others(&forge, &address, &format!("{what}, {later}"));
+        }
+    }
+}
+
 #[test]
 fn what_is_damaged_here_comes_from_the_remote() {
     let (forge, address) = sharing();
@@ -203,6 +265,41 @@ fn a_remote_answers_for_sources_that_are_absent() {
     forge.write("mine/a.txt", "gold");
     let plan = forge.good(&["plan", "sword.toml", "--cache", "fifth", "--remote", &address]).out;
     assert!(stage_line(&plan, "dig").contains("to run"), "{plan}");
+}
+
+/// Two projects ask the same of other data, which is absent.
+#[test]
+fn a_project_of_another_name_is_never_given_this_ones_results() {
+    let (ours, address) = sharing();
+    ours.good(&["run", "sword.toml", "--remote", &address]);
+    let theirs = Forge::new();
+    theirs.edit("sword.toml", "name = \"sword\"", "name = \"shield\"");
+    fs_err::remove_dir_all(theirs.path("mine")).unwrap();
+    let cache = ours.path(".pipeline").display().to_string();
+    for place in [&["--remote", &address][..], &["--cache", &cache], &["--cache", &cache, "--remote", &address]] {
+        for command in ["run", "plan"] {
+            let said = theirs.run(&[&[command, "sword.toml"], place].concat());
+            assert_eq!(said.code, 4, "{command} {place:?}: {}{}", said.out, said.err);
+            assert!(said.err.contains("mine"), "{}", said.err);
+        }
+    }
+    assert_eq!((theirs.ran(), theirs.path("runs").exists()), (Vec::new(), false));
+
+    // With data there, it makes its own; from then on each is known by its own.
+    theirs.write("mine/a.txt", "gold");
+    theirs.good(&["run", "sword.toml", "--remote", &address]);
+    assert_eq!(theirs.ran(), ["dig"], "whose bytes are the same");
+    let key = |forge: &Forge, folder: &str| {
+        let record: serde_json::Value = serde_json::from_str(&forge.read(&format!("{folder}/1/run.json"))).unwrap();
+        record["stages"].as_array().unwrap().iter().find(|stage| stage["stage"] == "dig").unwrap()["key"].clone()
+    };
+    for (forge, name) in [(&ours, "sword"), (&theirs, "shield")] {
+        fs_err::remove_dir_all(forge.path("mine")).unwrap();
+        let said = forge.good(&["run", "sword.toml", "--cache", "other", "--remote", &address]);
+        assert!(said.out.contains("done: 3 fetched"), "{}", said.out);
+        assert_eq!(key(forge, &format!("other/runs/{name}")), key(forge, &format!(".pipeline/runs/{name}")));
+    }
+    assert_ne!(key(&ours, "other/runs/sword"), key(&theirs, "other/runs/shield"));
 }
 
 #[test]

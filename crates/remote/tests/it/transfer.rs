@@ -1,6 +1,7 @@
 //! What is pushed is pulled whole by others, in spite of cut lines, flipped bits and lost objects.
 
 use std::ops::ControlFlow;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use remote::{Error, Pushed, Remote};
@@ -93,6 +94,54 @@ fn what_a_crash_left_damaged_is_fetched_again() {
         fs_err::write(staging.scratch.join(digest.to_string()), left).unwrap();
         pull(&remote, &cache, &made.manifest.key).unwrap();
         whole(&cache, &made.manifest);
+    }
+}
+
+/// What came is the artifact's file, not a copy of it: a pull needs the space once. That holds for one that was killed before
+/// it published, whose file may be written to no more, and for one file under two names.
+#[test]
+fn a_pull_needs_the_space_of_an_artifact_once() {
+    let world = World::folder();
+    let remote = world.place.remote();
+    let made =
+        make(&world.theirs, 1, &[("big", bytes(1, 9 * MB)), ("same/big", bytes(1, 9 * MB)), ("empty", Vec::new())]);
+    remote.push(&world.theirs, &made, false, &quiet).unwrap();
+    for (n, mode) in [0o644, 0o444].into_iter().enumerate() {
+        let cache = world.another(&format!("space-{n}"));
+        let staging = cache.stage_fetch("demo", &made.manifest.key).unwrap();
+        let parts: Vec<_> =
+            made.manifest.files.iter().map(|f| (staging.scratch.join(f.digest.to_string()), f)).collect();
+        for (part, file) in &parts {
+            fs_err::copy(made.path.join(&file.path), part).unwrap();
+            fs_err::set_permissions(part, PermissionsExt::from_mode(mode)).unwrap();
+        }
+        let inodes: Vec<_> = parts.iter().map(|(part, _)| fs_err::metadata(part).unwrap().ino()).collect();
+        let came = pull(&remote, &cache, &made.manifest.key).unwrap();
+        whole(&cache, &made.manifest);
+        let now = made.manifest.files.iter().map(|file| fs_err::metadata(came.path.join(&file.path)).unwrap());
+        assert_eq!(now.clone().map(|meta| meta.ino()).collect::<Vec<_>>(), inodes);
+        assert!(now.clone().all(|meta| meta.permissions().readonly()), "and nobody may write to it");
+    }
+}
+
+/// A process that found damage and was killed before it put it right tells the next one.
+#[test]
+fn a_file_that_another_found_damaged_is_sent_again() {
+    for world in World::all() {
+        let made = make(&world.theirs, 1, &[("a", bytes(3, 1000)), ("b", bytes(4, 100))]);
+        let (finder, object) = (world.place.remote(), object(&made.manifest.files[0].digest));
+        finder.push(&world.theirs, &made, false, &quiet).unwrap();
+        let mut flipped = world.place.get(&object);
+        flipped[9] ^= 1;
+        world.place.set(&object, Some(&flipped));
+        pull(&finder, &world.ours, &made.manifest.key).unwrap_err();
+        assert_eq!(finder.doubted(), [made.manifest.files[0].digest].into());
+        let next = world.place.remote();
+        next.doubt(&finder.doubted());
+        let sent = next.push(&world.theirs, &made, false, &quiet).unwrap();
+        assert_eq!((sent, next.doubted().len()), (Pushed { files: 1, bytes: 1000 }, 0));
+        assert_eq!(next.push(&world.theirs, &made, false, &quiet).unwrap(), Pushed::default());
+        pull(&world.place.remote(), &world.ours, &made.manifest.key).unwrap();
     }
 }
 

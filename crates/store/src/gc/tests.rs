@@ -115,3 +115,58 @@ fn work_in_progress_is_never_taken_and_old_work_is() {
     assert_eq!(cache.collect(&all, later, false).unwrap().leftovers, [cache.work_path("demo", &key)]);
     assert!(!cache.work_path("demo", &key).exists());
 }
+
+/// What a collector that was killed while it removed things left, under any name that one of today may take.
+#[test]
+fn a_collection_that_was_killed_is_finished_by_the_next() {
+    let (_folder, cache) = cache();
+    let trash = cache.root().join("trash");
+    let left = |name: String| {
+        fs_err::create_dir_all(trash.join(&name).join("deep")).unwrap();
+        fs_err::write(trash.join(&name).join("deep/f"), "half removed").unwrap();
+    };
+    for number in 0..8 {
+        left(format!("{}-{number}", std::process::id()));
+        left(number.to_string());
+    }
+    left(".tmpKilled/0".to_owned());
+    for _ in 0..2 {
+        three(&cache);
+        let done = cache.collect(&Policy { roots: root(2), ..Policy::default() }, now(), false).unwrap();
+        assert_eq!((there(&cache), done.artifacts.len(), names(&trash)), (vec![2], 2, Vec::new()));
+    }
+}
+
+#[test]
+fn collectors_at_the_same_time_do_not_disturb_each_other() {
+    let (_folder, cache) = cache();
+    three(&cache);
+    std::thread::scope(|scope| {
+        for n in 10..18 {
+            let cache = &cache;
+            scope.spawn(move || {
+                for _ in 0..8 {
+                    make(cache, n, |out| fs_err::write(out.join("f"), n.to_string()).unwrap()).unwrap();
+                    cache.collect(&Policy { roots: root(2), ..Policy::default() }, now(), false).unwrap();
+                }
+            });
+        }
+    });
+    assert_eq!((there(&cache), names(&cache.root().join("trash"))), (vec![2], Vec::new()));
+}
+
+#[test]
+fn an_answer_that_may_be_another_next_time_stays_whatever_its_age() {
+    let (_folder, cache) = cache();
+    let question = json!({"location": "o/n", "revision": null});
+    for kind in ["hub-commits", "check"] {
+        cache.remember(kind, &question, &"0123");
+    }
+    fs_err::write(cache.root().join("memo/hub-commits/.tmpHalf"), "{").unwrap();
+    for age in [None, Some(Duration::ZERO)] {
+        cache.collect(&Policy { younger_than: age, ..Policy::default() }, now() + HOUR * 24 * 400, false).unwrap();
+        assert_eq!(cache.recall::<String>("hub-commits", &question).as_deref(), Some("0123"));
+        assert_eq!(cache.recall::<String>("check", &question), None, "this one is the same when it is asked again");
+    }
+    assert_eq!(names(&cache.root().join("memo/hub-commits")).len(), 1, "half a file of a killed writer is no answer");
+}
