@@ -184,6 +184,11 @@ impl Shards {
         Ok(())
     }
 
+    /// Gives up what is gathered of the parameters, whose parts are about to be others.
+    pub fn release(&self) -> Result<()> {
+        self.units().try_for_each(|unit| unit.release())
+    }
+
     fn units(&self) -> impl DoubleEndedIterator<Item = &Arc<Unit>> {
         std::iter::once(&self.root).chain(self.runs.iter().flatten())
     }

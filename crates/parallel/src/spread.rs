@@ -275,6 +275,11 @@ impl Spread {
         self.shards.as_ref().map_or(Ok(()), |shards| shards.end_backward(chunk))
     }
 
+    /// Between steps, before or after this rank's parts get other values than an optimizer's: what others made of them goes.
+    pub fn release(&self) -> Result<()> {
+        self.shards.as_ref().map_or(Ok(()), Shards::release)
+    }
+
     /// The last stage's numbers, `count` of them, on all stages.
     pub fn last_stage(&self, own: Vec<f32>, count: usize) -> Result<Vec<f32>> {
         let Some(pipeline) = self.pipeline.as_ref().filter(|_| count > 0) else { return Ok(own) };

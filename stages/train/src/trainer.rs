@@ -7,14 +7,11 @@ use std::time::Instant;
 
 use models::ModelFolder;
 use nn::rng::Stream;
-use nn::{Parameters, Part};
 use parallel::Team;
 use serde_json::json;
-use spec::mesh::Axis;
 use spec::{Launch, Problem, counted};
 use stage::{Exit, Failure, Ledger, Outcome, SourceKind, Work};
 use tables::{Held, Loss, Step};
-use tch::Tensor;
 
 use crate::batch::Recipe;
 use crate::checkpoint::{self, Checkpoint};
@@ -298,45 +295,20 @@ fn must_keep_step(session: &Session) -> bool {
 
 /// Does something with the averages in place of what is trained, where there are any.
 fn averaged<T>(session: &mut Session, act: impl FnOnce(&Session) -> Result<T, Failure>) -> Result<T, Failure> {
-    let swap = |session: &mut Session| {
-        let mut averages = session.experts.iter_mut().filter_map(|expert| expert.ema.as_mut());
-        averages.try_for_each(nn::ema::Ema::swap).map_err(Failure::from_diagnostic)
+    let swap = |session: &mut Session| -> Result<(), Failure> {
+        for Expert { ema, spread, .. } in &mut session.experts {
+            if let Some(ema) = ema {
+                spread.release().map_err(between_ranks)?;
+                ema.swap().map_err(Failure::from_diagnostic)?;
+            }
+        }
+        Ok(())
     };
     swap(session)?;
     let done = act(session);
     // What is trained comes back whatever happened; what failed first is told.
     let back = swap(session);
-    let done = done.and_then(|done| back.map(|()| done))?;
-    session.experts.iter().try_for_each(refresh)?;
-    Ok(done)
-}
-
-/// Gathers again what stays gathered between passes, of parameters in parts: all that is in no block. Ranks that hold parts of
-/// the same expert do it together.
-fn refresh(expert: &Expert) -> Result<(), Failure> {
-    let Parameters { weights, parts, .. } = &expert.parameters;
-    let trained = parts.iter().any(|part| part.tensor.requires_grad());
-    if expert.ema.is_none() || !trained {
-        return Ok(());
-    }
-    let group = expert.team.along(&[Axis::DpShard, Axis::Cp]).map_err(between_ranks)?;
-    let own = Part { index: group.index(), count: group.size() };
-    let gather = |whole: &Tensor, part: &Tensor| -> parallel::Result<()> {
-        let (total, width) = (whole.numel(), own.width(whole.numel()));
-        let all = Tensor::f_empty([(width * own.count) as i64], (whole.kind(), whole.device()))?;
-        let stretch = |index: usize, length: usize| all.f_narrow(0, (index * width) as i64, length as i64);
-        stretch(own.index, part.numel())?.f_copy_(part)?;
-        group.all_gather_in_place(&all)?.wait()?;
-        let flat = whole.f_view(-1)?;
-        for (index, part) in Part::all(own.count).enumerate() {
-            let range = part.range(total);
-            flat.f_narrow(0, range.start as i64, range.len() as i64)?.f_copy_(&stretch(index, range.len())?)?;
-        }
-        Ok(())
-    };
-    let pairs = weights.iter().zip(parts).filter(|(whole, _)| nn::block_of(&whole.name).is_none());
-    let mut here = pairs.filter(|(whole, _)| torch::storage::bytes(&whole.tensor) > 0);
-    tch::no_grad(|| here.try_for_each(|(whole, part)| gather(&whole.tensor, &part.tensor))).map_err(between_ranks)
+    done.and_then(|done| back.map(|()| done))
 }
 
 /// The loop itself.
