@@ -224,7 +224,7 @@ struct GcArgs {
     /// Cache folder [default: $PIPELINE_CACHE or .pipeline]
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-    /// Newest runs of each recipe whose artifacts are kept
+    /// Newest runs of each stage of each recipe whose artifacts are kept
     #[arg(long, value_name = "N", default_value_t = 1)]
     keep_runs: usize,
     /// Remove only what was not used for this long, such as 30d or 12h

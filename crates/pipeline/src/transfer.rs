@@ -2,17 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::time::Instant;
 
 use remote::Remote;
 use spec::Mistake;
 use stage::Exit;
-use store::Artifact;
+use store::{Artifact, Manifest};
 
 use crate::error::{Error, Result};
 use crate::exchange::{Exchange, Watch, explained, push};
+use crate::journal::Journal;
 use crate::links;
 use crate::plan::{State, judge};
 use crate::progress::Reporter;
+use crate::record::Status;
 use crate::recorded::Asked;
 use crate::selection::{Request, Selection};
 use crate::signals::Interrupt;
@@ -63,6 +66,8 @@ pub(crate) fn from(workspace: &Workspace, json: bool) -> Result<()> {
     let (reporter, interrupt) = (reporter(&stages, json), Interrupt::listen()?);
     let watch = Watch { reporter: &reporter, interrupt: &interrupt };
     let mut made: BTreeMap<String, Artifact> = BTreeMap::new();
+    // As after a run, what the links lead to is the recipe's, and stays.
+    let journal = Journal::begin(workspace, Instant::now());
     for stage in &stages {
         let name = &stage.node.name;
         let artifact = match judge(workspace, stage, &made, false) {
@@ -79,10 +84,14 @@ pub(crate) fn from(workspace: &Workspace, json: bool) -> Result<()> {
         if let Some(artifact) = artifact {
             let link = links::point(&workspace.runs, &workspace.recipe.name, name, &artifact.path)?;
             let rows = artifact.manifest.ledger.get("out").and_then(serde_json::Value::as_u64).unwrap_or(0);
-            watch.reporter().cached(name, rows, &link, &artifact.manifest.key);
+            let Manifest { key, digest, .. } = artifact.manifest;
+            watch.reporter().cached(name, rows, &link, &key);
+            journal.note(stage, 0, Status::Cached, "pulled", key, Some(digest));
             made.insert(name.clone(), artifact);
         }
     }
+    journal.record().exit = Some(0);
+    journal.save()?;
     complete(workspace, &stages, &made, &format!("in `{}`", exchange.address()))
 }
 

@@ -145,7 +145,8 @@ fn three_steps_on_an_adapter_are_equal() {
     }
 }
 
-/// Our files hold the tensors and say the rank, alpha and targets that the files of diffusers and PEFT do.
+/// Our files hold the tensors and say the rank, alpha and targets that the files of diffusers and PEFT do; but in diffusers' layout
+/// the scale is in B, so that its tensors are right by themselves.
 #[test]
 fn adapters_are_written_as_diffusers_and_peft_write_them() {
     for golden in goldens() {
@@ -157,8 +158,13 @@ fn adapters_are_written_as_diffusers_and_peft_write_them() {
             let theirs = Weights::file(&golden.folder.path.join(name)).unwrap();
             let ours = Weights::file(&scratch.path().join(name.rsplit('/').next().unwrap())).unwrap();
             assert!(ours.names().eq(theirs.names()), "{name}");
+            let scale = |key: &str| {
+                let b = key.strip_prefix("transformer.").and_then(|key| key.strip_suffix(".lora_B.weight"));
+                b.map_or(1.0, |module| parameters.adapter_spec().unwrap().scale_of(module))
+            };
             for key in theirs.names() {
-                assert!(ours.tensor(key).unwrap().equal(&theirs.tensor(key).unwrap()), "{name} {key}");
+                let expected = theirs.tensor(key).unwrap() * scale(key);
+                assert!(ours.tensor(key).unwrap().equal(&expected), "{name} {key}");
             }
         }
         let read = |path: std::path::PathBuf| -> serde_json::Value {
@@ -171,7 +177,13 @@ fn adapters_are_written_as_diffusers_and_peft_write_them() {
         for field in ["peft_type", "r", "lora_alpha", "lora_dropout", "bias", "use_rslora", "use_dora"] {
             assert_eq!(ours[field], theirs[field], "{field}");
         }
-        let (again, _) = adapted(&golden, &AdapterFile::open(scratch.path()).unwrap());
-        assert!(relative(&predict(&golden, &again), &golden.tensor("lora/pred/latents")) < 1e-5);
+        let bare = scratch.path().join("bare.safetensors");
+        let whole = Weights::file(&scratch.path().join("pytorch_lora_weights.safetensors")).unwrap();
+        let tensors: Vec<_> = whole.names().map(|name| (name, whole.tensor(name).unwrap())).collect();
+        nn::save::save_safetensors(&bare, tensors.iter().map(|(name, tensor)| (*name, tensor)), &[].into()).unwrap();
+        for path in [scratch.path(), &bare] {
+            let (again, _) = adapted(&golden, &AdapterFile::open(path).unwrap());
+            assert!(relative(&predict(&golden, &again), &golden.tensor("lora/pred/latents")) < 1e-5);
+        }
     }
 }

@@ -98,3 +98,18 @@ fn so_many_results_of_each_stage_are_kept_as_runs_were_asked_for() {
     assert_eq!((forge.artifacts("dig"), forge.artifacts("smelt"), forge.artifacts("forge")), (2, 1, 1));
     links_resolve(&forge, "four runs");
 }
+
+#[test]
+fn what_was_pulled_stays() {
+    let forge = Forge::new();
+    fs_err::create_dir(forge.path("shared")).unwrap();
+    let address = format!("file://{}", forge.path("shared").display());
+    forge.good(&["run", "sword.toml", "--remote", &address]);
+    forge.good(&["pull", "sword.toml", "--remote", &address, "--cache", "other"]);
+    fs_err::remove_dir_all(forge.path("shared")).unwrap();
+    forge.good(&["gc", "--cache", "other"]);
+    links_resolve(&forge, "a pull");
+    forge.ran();
+    forge.good(&["run", "sword.toml", "--cache", "other"]);
+    assert_eq!(forge.ran(), Vec::<String>::new());
+}
