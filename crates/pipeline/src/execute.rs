@@ -339,6 +339,9 @@ impl Run<'_> {
         let artifact = match published {
             Ok(artifact) => artifact,
             Err(error) => {
+                if !matches!(error, store::Error::Io(_)) {
+                    staging.forget_end();
+                }
                 let error = Error::from(error);
                 let why = error.mistakes.first().map(ToString::to_string);
                 self.journal.amend(name, |record| (record.status, record.error) = (Status::Failed, why));

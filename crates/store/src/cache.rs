@@ -69,6 +69,12 @@ impl Staging {
         serde_json::from_slice(&fs_err::read(self.end_path()).ok()?).ok()
     }
 
+    /// Forgets what was noted: what came out cannot be published.
+    pub fn forget_end(&self) {
+        // If it is still there, the next try says the same once more.
+        let _ = fs_err::remove_file(self.end_path());
+    }
+
     fn end_path(&self) -> PathBuf {
         self.out.with_file_name("end.json")
     }

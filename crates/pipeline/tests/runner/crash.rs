@@ -135,6 +135,21 @@ fn a_run_that_ends_while_it_publishes_leaves_only_that_to_do() {
     forge.good(&["verify"]);
 }
 
+#[test]
+fn what_cannot_be_published_is_made_again() {
+    let forge = Forge::new();
+    let resumable = |more: &[&str]| {
+        let mut command = forge.command(&[RUN, more].concat());
+        command.env("FAKE_RESUMABLE", "1").stdout(Stdio::piped()).stderr(Stdio::piped());
+        forge.finish(command.spawn().unwrap())
+    };
+    let said = resumable(&["--set", "smelt.end=link"]);
+    assert!(said.code != 0 && said.err.contains("a link to a folder"), "{}", said.err);
+    forge.ran();
+    assert_eq!(resumable(&[]).code, 0);
+    assert_eq!(forge.ran(), ["smelt", "forge"]);
+}
+
 fn together(runners: usize) {
     let forge = Forge::new();
     let started: Vec<_> = (0..runners).map(|_| forge.start(RUN)).collect();

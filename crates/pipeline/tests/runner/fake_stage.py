@@ -147,6 +147,10 @@ def run(request):
         os.kill(os.getpid(), signal.SIGSEGV)
     if end == "mute":
         return
+    if end == "link":
+        os.symlink("/", os.path.join(out, "link"))
+    elif os.path.islink(os.path.join(out, "link")):
+        os.remove(os.path.join(out, "link"))
     if end == "edit":
         with open(request["sources"]["source"]["location"] + "/new.txt", "w") as file:
             file.write("late")
