@@ -80,11 +80,8 @@ pub(crate) fn run(workspace: &Workspace, selection: &Selection, json: bool) -> R
         result = run.stages(selection, &stages);
     }
     let exit = result.as_ref().map_or_else(|error| error.exit, |_| Exit::Ok);
-    run.journal.record().exit = Some(exit.code());
-    if let Err(error) = run.journal.save() {
-        // What came of the run counts, not that it was noted.
-        let why = error.mistakes.first().map(ToString::to_string).unwrap_or_default();
-        run.reporter().note(&format!("this run is not on record: {why}"));
+    if let Some(trouble) = run.journal.end(exit) {
+        run.reporter().note(&trouble);
     }
     run.leave_report();
     let ends = result?;

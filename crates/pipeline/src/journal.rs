@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use stage::Exit;
 use store::{Digest, RunFolder};
 
 use crate::clock;
@@ -115,8 +116,16 @@ impl<'a> Journal<'a> {
         Ok(())
     }
 
+    /// Writes the record of a run that ended so. What came of the run counts, not that it was noted: if it cannot be, what to say.
+    pub(crate) fn end(&self, exit: Exit) -> Option<String> {
+        self.record().exit = Some(exit.code());
+        let error = self.save().err()?;
+        let why = error.mistakes.first().map(ToString::to_string).unwrap_or_default();
+        Some(format!("this run is not on record: {why}"))
+    }
+
     /// Writes the record. A run in which nothing ran is recorded only if it stands for other artifacts than the last.
-    pub(crate) fn save(&self) -> Result<()> {
+    fn save(&self) -> Result<()> {
         // Held while it is written, so that an older state never replaces a newer one.
         let mut record = self.record();
         if !self.has_folder() {

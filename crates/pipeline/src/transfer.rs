@@ -90,9 +90,11 @@ pub(crate) fn from(workspace: &Workspace, json: bool) -> Result<()> {
             made.insert(name.clone(), artifact);
         }
     }
-    journal.record().exit = Some(0);
-    journal.save()?;
-    complete(workspace, &stages, &made, &format!("in `{}`", exchange.address()))
+    let done = complete(workspace, &stages, &made, &format!("in `{}`", exchange.address()));
+    if let Some(trouble) = journal.end(done.as_ref().map_or_else(|error| error.exit, |()| Exit::Ok)) {
+        watch.reporter().note(&trouble);
+    }
+    done
 }
 
 fn unusable(exchange: &Exchange) -> Error {
