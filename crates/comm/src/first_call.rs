@@ -11,24 +11,23 @@ use torch::distributed::Store;
 #[derive(Debug)]
 pub(crate) struct FirstCalls {
     timeout: Duration,
-    store: Mutex<Store>,
-    /// Other members, and whether the one of the two that comes first in the group sends.
-    made: Mutex<BTreeSet<(usize, bool)>>,
+    /// Where they meet; and those made: other members, and whether the one of the two that comes first in the group sends.
+    made: Mutex<(Store, BTreeSet<(usize, bool)>)>,
 }
 
 impl FirstCalls {
     pub(crate) fn new(store: Store, timeout: Duration) -> Self {
-        Self { timeout, store: Mutex::new(store), made: Mutex::default() }
+        Self { timeout, made: Mutex::new((store, BTreeSet::new())) }
     }
 
     /// Before member `own` sends to `other`, or receives from it.
     pub(crate) fn before(&self, own: usize, other: usize, sends: bool) -> torch::Result<()> {
         let up = (own < other) == sends;
-        if !self.made.lock().unwrap_or_else(PoisonError::into_inner).insert((other, up)) {
+        let (store, made) = &mut *self.made.lock().unwrap_or_else(PoisonError::into_inner);
+        if !made.insert((other, up)) {
             return Ok(());
         }
         let key = |from: usize, to: usize| format!("{from} to {to}, up: {up}");
-        let store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
         store.set(&key(own, other), &[1])?;
         store.wait(&key(other, own), self.timeout)
     }

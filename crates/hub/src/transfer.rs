@@ -33,6 +33,15 @@ const PARALLEL: usize = 4;
 /// How often a caller may stop the reading of files that are there.
 const ASKED_EACH: Duration = Duration::from_millis(200);
 
+/// Tells those who still look into files, when the answer was given before they have finished: it is an error.
+struct Over(Arc<AtomicBool>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// Counts bytes of several files for one [`Progress`].
 struct Meter<'a> {
     done: AtomicU64,
@@ -85,26 +94,12 @@ impl Hub {
         files: &[&'f RemoteFile],
         meter: &Meter<'_>,
     ) -> Result<Vec<&'f RemoteFile>, Error> {
-        // The answer is given before all have been looked into, if it is an error.
-        let stop = Arc::new(AtomicBool::new(false));
-        let missing = self.look(repo, commit, files, meter, &stop).await;
-        stop.store(true, Ordering::Relaxed);
-        missing
-    }
-
-    async fn look<'f>(
-        &self,
-        repo: &Repo,
-        commit: &Commit,
-        files: &[&'f RemoteFile],
-        meter: &Meter<'_>,
-        stop: &Arc<AtomicBool>,
-    ) -> Result<Vec<&'f RemoteFile>, Error> {
         let layout = self.layout(repo);
+        let over = Over(Arc::new(AtomicBool::new(false)));
         let look = |file: &'f RemoteFile| {
             let (blob, record) = (layout.blob(&file.identity), layout.checked(&file.identity));
             let plain = layout.snapshot(commit).join(&file.path);
-            let (asked, stop) = (file.clone(), Arc::clone(stop));
+            let (asked, stop) = (file.clone(), Arc::clone(&over.0));
             let looked = tokio::task::spawn_blocking(move || match sound::look(&blob, &record, &asked, &stop)? {
                 // A cache without links, as on file systems that have none.
                 Found::Nothing => Ok((sound::look(&plain, &record, &asked, &stop)?, false)),

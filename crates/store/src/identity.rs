@@ -63,7 +63,8 @@ impl FileStamp {
         Ok(Self::of_metadata(&fs_err::metadata(path)?))
     }
 
-    fn of_metadata(meta: &Metadata) -> Self {
+    /// Of a file whose metadata was asked for.
+    pub fn of_metadata(meta: &Metadata) -> Self {
         let time = |seconds: i64, nanos: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
         Self {
             dev: meta.dev(),
@@ -74,15 +75,25 @@ impl FileStamp {
         }
     }
 
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// When it was written last, in nanoseconds of the file system's time.
+    pub fn mtime(&self) -> i128 {
+        self.mtime
+    }
+
     /// Whether a digest that was remembered at `written` for a file in this state can be believed: a file that changed
     /// just before may change again without a new stamp.
-    pub(crate) fn settled(&self, written: i128) -> bool {
+    pub fn settled(&self, written: i128) -> bool {
         self.ctime + RACY.as_nanos() as i128 <= written
     }
 }
 
 /// Time stamps of files are no finer than this.
-pub(crate) const RACY: std::time::Duration = std::time::Duration::from_millis(50);
+pub const RACY: std::time::Duration = std::time::Duration::from_millis(50);
 
 /// Files of a source, sorted by path.
 type Known = Vec<(String, FileStamp, Digest)>;

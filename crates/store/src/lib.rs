@@ -30,7 +30,7 @@ pub use cache::{Artifact, Cache, Lookup, Staging};
 pub use digest::{Digest, canonical_json};
 pub use error::Error;
 pub use gc::{Collected, Collection, Policy};
-pub use identity::{Entry, FileStamp, Identity, files_matching};
+pub use identity::{Entry, FileStamp, Identity, RACY, files_matching};
 pub use lock::Lock;
 pub use manifest::{FileRecord, InputRecord, Manifest, Material, SCHEMA, SourceRecord};
 pub use memo::Memo;

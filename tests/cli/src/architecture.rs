@@ -14,7 +14,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("tables", &["spec", "store"]),
     ("media", &[]),
     ("video", &["media"]),
-    ("hub", &["spec"]),
+    ("hub", &["spec", "store"]),
     ("query", &["spec", "tables"]),
     ("report", &["query", "media"]),
     ("remote", &["store"]),

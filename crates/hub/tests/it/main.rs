@@ -263,7 +263,7 @@ fn flip(path: &Path, hidden: bool) {
         let record = blob.ancestors().nth(2).unwrap().join("checked").join(blob.file_name().unwrap());
         let mut checked: serde_json::Value = serde_json::from_slice(&fs_err::read(&record).unwrap()).unwrap();
         let meta = fs_err::metadata(&blob).unwrap();
-        checked["stamp"]["ctime"] = serde_json::json!([meta.ctime(), meta.ctime_nsec()]);
+        checked["stamp"]["ctime"] = (meta.ctime() * 1_000_000_000 + meta.ctime_nsec()).into();
         fs_err::write(record, checked.to_string()).unwrap();
     }
 }
